@@ -10,7 +10,7 @@ help:            ## what can be made here
 $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(VENV)/bin/pip install --quiet --disable-pip-version-check --constraint constraints.txt \
-		--editable '.[data,tensorboard,rl,mpi,dev]'
+		--editable '.[data,tensorboard,rl,mpi,hf,dev]'
 	@touch $@
 
 setup: $(STAMP)  ## make .venv with everything in it

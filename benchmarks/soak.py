@@ -24,10 +24,12 @@ from typing import Any
 
 from rich.console import Console
 
-from paceline.cli.reference import resolve
 from paceline.launch.workers import fork_server
 from paceline.observe.progress import open_progress
-from paceline.strategies import several
+from paceline.strategies import choice, load, several
+from paceline.strategies.base import Exactness
+from paceline.strategies.tuning import Tuning
+from paceline.tasks.names import resolve
 from paceline.training.spec import TrainSpec
 from paceline.verify.chaos.plan import STEPS_PER_FAULT, PlanRequest
 from paceline.verify.chaos.trial import ChaosRequest, chaos
@@ -59,7 +61,8 @@ def soak(options: argparse.Namespace, strategy: str, seed: int, folder: Path) ->
         ),
         strategy=strategy,
         device="cpu",
-        assert_same=True,
+        # tp is numeric: a rescue on fewer workers adds its parts up in another order.
+        assert_same=load(choice(strategy).name).level(Tuning()) is Exactness.BITWISE,
     )
     report, outcome = chaos(request, open_progress)
     Console(highlight=False).print(report.render(), soft_wrap=True)

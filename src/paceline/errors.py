@@ -8,6 +8,7 @@
     ├── RecordsError            the disk did not take the ledger, without which a run cannot go on, or the receipt
     ├── WorkerFailedError       a worker died; carries rank, host and its own traceback
     ├── NonFiniteLossError      the loss became NaN or infinite; names step, shard and samples
+    ├── LoadingProcessError     a loading process died; names it and the signal
     ├── CollectiveMismatchError ranks disagree about the collective they are in
     └── RemoteError             a call to another worker came to nothing
         ├── WorkerGoneError     the worker that was called is dead
@@ -75,6 +76,10 @@ class WorkerFailedError(PacelineError):
 
 class NonFiniteLossError(PacelineError):
     """The loss of a step is NaN or infinite, so the run stops before the weights are touched."""
+
+
+class LoadingProcessError(PacelineError):
+    """A process that loads data for a worker ended before the worker did."""
 
 
 class CollectiveMismatchError(PacelineError):

@@ -32,6 +32,8 @@ GROUPS = (COMMON, DATA, SPEED, CHECKPOINTS, ELASTICITY, MACHINES)
 """In the order of the help; the groups of single strategies come after them."""
 PER_MACHINE = "per machine"
 """Marks an option that may differ between the machines of a run, or that they compare when they meet."""
+REPEATED = "repeated"
+"""Marks a text that the command line may give several times: its parts, with commas between them."""
 NOT_COMPARED = "not compared"
 """Marks an option of `train` that a comparison on this machine, in folders of its own, has no use for."""
 
@@ -109,7 +111,7 @@ class Options:
             value, about = given[one.name], shown(one)
             found[one.name] = _checked(flag(one.name), value, kinds[one.name], one.metadata.get(_RANGE))
             if about is not None and about.names and value is not None and value not in about.names:
-                raise UnknownNameError(one.name.replace("_", " "), str(value), about.names)
+                raise UnknownNameError(flag(one.name), str(value), about.names)
         return found
 
     @classmethod

@@ -88,6 +88,8 @@ PROCESSES = Range(1, 2 * WORKERS.high)
 MACHINE_SECONDS = Range(4, 10**6)
 """A machine that is silent for less may well be alive."""
 SECONDS = Range(0, 10**7, whole=False, above=True)
+PORT = Range(0, 65535)
+"""0 takes a free one."""
 CLIP = Range(0, 1e18, whole=False, above=True)
 """A largest norm."""
 

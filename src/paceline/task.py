@@ -18,6 +18,17 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import get_worker_info
 
+from paceline.declared import (
+    Average,
+    Best,
+    CheckpointInfo,
+    Collected,
+    EarlyStopping,
+    EpochInfo,
+    EvalInfo,
+    MetricState,
+    StepInfo,
+)
 from paceline.errors import InputError
 
 Weight = int | float | Tensor
@@ -101,6 +112,14 @@ class Task:
     """Processes that load data for each worker; 0 loads in the worker itself."""
     find_unused_parameters: bool = False
     """Whether some parameters may get no gradient in some steps (costs a walk over the graph)."""
+    eval_every: int | str | None = None
+    """When to evaluate: every so many steps (100) or epochs ("2epochs"); None is after every epoch, and at the end."""
+    early_stopping: EarlyStopping | None = None
+    """When to end before the last step, by a metric."""
+    keep_best: Best | None = None
+    """Which checkpoints to keep beside the newest, by a metric."""
+    average: Average | None = None
+    """A moving average of the weights to keep, and to evaluate."""
     name: ClassVar[str | None] = None
 
     collate: Callable[[Sequence[Any]], Any] | None = None
@@ -166,6 +185,13 @@ class Task:
         """Return the training set: a map-style or an iterable dataset."""
         raise NotImplementedError(f"{type(self).__name__} needs a method train_data(self)")
 
+    def order(self) -> Callable[[int, int], Any] | None:
+        """Return the order of the training samples, a function of (seed, epoch); None shuffles them, or takes a DataLoader's.
+
+        `paceline.data` has Weighted, Bucketed and Curriculum.
+        """
+        return None
+
     def eval_data(self) -> Any | None:
         """Return the evaluation set, or None for a run without evaluation."""
         return None
@@ -174,16 +200,41 @@ class Task:
         """Compute the loss of one batch as a sum and a weight."""
         raise NotImplementedError(f"{type(self).__name__} needs a method loss(self, model, batch)")
 
-    def metrics(self, model: nn.Module, batch: Any) -> dict[str, Mean]:
+    def metrics(self, model: nn.Module, batch: Any) -> Mapping[str, Mean | Collected | MetricState]:
         """Measure one batch of the evaluation set; by default the loss alone."""
         loss = self.loss(model, batch)
         return {"loss": Mean(loss.total, loss.weight)}
 
+    def predict_data(self) -> Any | None:
+        """Return the data that `--predict` takes; the evaluation set, unless you say otherwise."""
+        return self.eval_data()
+
+    def predict(self, model: nn.Module, batch: Any) -> Tensor | Mapping[str, Tensor]:
+        """Compute the outputs of one batch, one row for each sample; by default the model's, of a batch's first part."""
+        return model(batch[0] if isinstance(batch, list | tuple) else batch)  # type: ignore[no-any-return]
+
+    def state(self) -> Mapping[str, Any]:
+        """Return what hooks change and the run is to keep: objects with `state_dict` and `load_state_dict`, or dicts, by name."""
+        return {}
+
+    def on_step(self, info: StepInfo) -> None:
+        """Act on a step that was applied; on every worker, alike."""
+
+    def on_epoch(self, info: EpochInfo) -> None:
+        """Act at the end of an epoch, after its evaluation; on every worker, alike."""
+
+    def on_eval(self, info: EvalInfo) -> None:
+        """Act on an evaluation; on every worker, alike."""
+
+    def on_checkpoint(self, info: CheckpointInfo) -> None:
+        """Act on a checkpoint that is whole on disk; on the one worker that has committed it."""
+
 
 def _left_out(mean: Tensor, weight: Weight) -> Tensor:
     """Return a mean, or 0 where it was taken over nothing: nan times 0 is nan, and so would be every gradient."""
-    if isinstance(weight, Tensor) and weight.device.type != "cpu":
-        return mean.masked_fill((weight == 0).reshape(()), 0.0)  # to ask a device would make it wait
+    if isinstance(weight, Tensor) and (weight.device.type != "cpu" or torch.compiler.is_compiling()):
+        # To ask a device would make it wait, and a question ends a graph.
+        return mean.masked_fill((weight == 0).reshape(()), 0.0)
     if weight:
         return mean
     if mean.grad_fn is not None and mean.grad_fn.name() == "DivBackward0":

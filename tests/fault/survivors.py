@@ -63,9 +63,9 @@ def train(run, folder, faults=(), steps=STEPS, slow=None):
     model, _ = run.prepare(
         model,
         lambda made: torch.optim.AdamW(made.parameters(), lr=0.05),
-        lambda optimizer: torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 / (1 + step)),
+        scheduler=lambda optimizer: torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 / (1 + step)),
     )
-    average = run.register_state("average", AveragedModel(model))
+    average = run.register("average", AveragedModel(model))
     assert list(run.evaluate(Samples(), mean_output)) == ["mean"]  # alone, for a worker that is to join
     fault_points.set_fault(lambda point: set_off(run, folder, faults, point))
     given = []

@@ -35,7 +35,7 @@ def halve(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
 def train(run: paceline.Run, folder: str, faults: Faults, *, waits: bool) -> tuple[str, dict[str, Any]]:
     """Change learning rate and weights wherever a loop can; who is alone `waits` for another to join."""
     model, optimizer = run.prepare(make, lambda made: torch.optim.AdamW(made.parameters(), lr=0.05))
-    notes = run.register_state("notes", {"calls": 0, "ends": 0})
+    notes = run.register("notes", {"calls": 0, "ends": 0})
 
     def end_epoch(epoch: int) -> None:
         halve(model, optimizer)

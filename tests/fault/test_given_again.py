@@ -60,8 +60,8 @@ def train_hard(run: paceline.Run, folder: str, faults: Faults, kind: str) -> lis
         Centred, lambda made: torch.optim.AdamW(made.parameters(), lr=torch.tensor(0.05))
     )
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 / (1 + step))
-    run.register_state("schedule", schedule)
-    small, large = run.register_state("small", Meter(3)), run.register_state("large", Meter(5_000))
+    run.register("schedule", schedule)
+    small, large = run.register("small", Meter(3)), run.register("large", Meter(5_000))
     changes = {
         "data": lambda: [one.data.mul_(0.9) for one in model.parameters()],
         "unseen": lambda: [model.centre.data.mul_(0.9), large.seen.data.add_(1.0)],
@@ -97,10 +97,10 @@ def train(run: paceline.Run, folder: str, faults: Faults, kind: str) -> list[Any
     if " " in kind and kind != "weights before":
         return train_hard(run, folder, faults, kind)
     model, optimizer = run.prepare(make, lambda made: torch.optim.AdamW(made.parameters(), lr=0.05))
-    notes = run.register_state("notes", {"before": 0, "behind": 0})
-    schedule = run.register_state("schedule", torch.optim.lr_scheduler.StepLR(optimizer, 3, 0.5))
+    notes = run.register("notes", {"before": 0, "behind": 0})
+    schedule = run.register("schedule", torch.optim.lr_scheduler.StepLR(optimizer, 3, 0.5))
     average = (
-        run.register_state("average", AveragedModel(model))
+        run.register("average", AveragedModel(model))
         if run._engine.state.options.choice.name not in ("fsdp", "local-sgd")
         else None
     )
@@ -244,9 +244,9 @@ def train_once(run: paceline.Run, folder: str, faults: Faults, kind: str) -> lis
 
     model: Any
     model, optimizer = run.prepare(Centred, optimizer_of)
-    large: Any = run.register_state("large", {"sums": torch.zeros(5_000), "losses": [0.0] * 5_000})
-    few = run.register_state("few", {"seen": torch.zeros(3)})
-    copies = run.register_state("copies", Copies())
+    large: Any = run.register("large", {"sums": torch.zeros(5_000), "losses": [0.0] * 5_000})
+    few = run.register("few", {"seen": torch.zeros(3)})
+    copies = run.register("copies", Copies())
 
     def change(here: str, number: int) -> None:
         if here == where and (when == "always" or number == 5):
@@ -422,7 +422,7 @@ def ask_in_body(run: paceline.Run, folder: str, faults: Faults, kind: str) -> li
     model, optimizer = run.prepare(
         make, lambda made: torch.optim.SGD(made.parameters(), lr=0.05, momentum=0.9)
     )
-    seen = run.register_state("seen", {"sum": 0.0})
+    seen = run.register("seen", {"sum": 0.0})
     what, where = kind.split()
 
     def ask(here: str, number: int) -> None:
@@ -535,10 +535,8 @@ def set_up(run: paceline.Run, folder: str, faults: Faults, steps: int) -> tuple[
     model, optimizer = run.prepare(make, lambda made: torch.optim.AdamW(made.parameters(), lr=0.05))
     optimizer.param_groups[0]["lr"] = 0.03
     optimizer.param_groups[0]["weight_decay"] = 0.2
-    schedule = run.register_state(
-        "schedule", torch.optim.lr_scheduler.LinearLR(optimizer, 0.1, total_iters=6)
-    )
-    book = run.register_state("book", {"steps": 7})
+    schedule = run.register("schedule", torch.optim.lr_scheduler.LinearLR(optimizer, 0.1, total_iters=6))
+    book = run.register("book", {"steps": 7})
     book["steps"] = 0
     shrink(model)
     for step in run.steps(Samples(), batch_size=BATCH, steps=steps):

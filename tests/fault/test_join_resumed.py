@@ -24,11 +24,11 @@ def train(run, folder, faults, steps):
     if (
         run._engine.state.options.strategy == "ddp"
     ):  # elsewhere a worker joins that has registered nothing yet
-        run.register_state("early", early)
+        run.register("early", early)
     measured = [run.evaluate(Samples(), mean_output)["mean"], run.weights_sha256()]
-    late = run.register_state("late", {"steps": 0})
+    late = run.register("late", {"steps": 0})
     if run._engine.state.options.strategy != "ddp":
-        run.register_state("early", early)
+        run.register("early", early)
     began = dict(early), dict(late)
     fault_points.set_fault(lambda point: set_off(run, folder, faults, point))
     for step in run.steps(Samples(), batch_size=BATCH, steps=steps):

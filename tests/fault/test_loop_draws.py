@@ -126,7 +126,7 @@ def compute(run: paceline.Run) -> str:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
     optimizer.register_step_pre_hook(add_noise)
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: random.random() if step else 1.0)
-    run.prepare(model, optimizer, schedule)
+    run.prepare(model, optimizer, scheduler=schedule)
     for step in run.steps(Samples(), batch_size=BATCH, steps=3):
         step.compute(
             lambda model, batch: paceline.Loss.mean(

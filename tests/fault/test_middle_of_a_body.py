@@ -30,7 +30,7 @@ def train(run: paceline.Run, folder: str, faults: Faults, slow: int | None, wher
         )
     make: Any = lambda: nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3))  # noqa: E731
     model, _ = run.prepare(make, lambda made: torch.optim.AdamW(made.parameters(), lr=0.05))
-    means = run.register_state("means", {"by step": []})
+    means = run.register("means", {"by step": []})
     for step in run.steps(Samples(), batch_size=BATCH, steps=STEPS):
         set_off(run, folder, faults, "loop")
         if where == "before":
@@ -155,7 +155,7 @@ class Tables(nn.Module):
 def hash_in_odd_steps(run: paceline.Run, folder: str, faults: Faults, slow: int | None) -> Any:
     late, points = run.world.rank == slow, cycle(["connecting", "agreeing"])
     model, _ = run.prepare(Tables, lambda made: torch.optim.SGD(made.parameters(), lr=0.05))
-    hashes = run.register_state("hashes", {"odd": []})
+    hashes = run.register("hashes", {"odd": []})
     fault_points.set_fault(
         lambda name: set_off(run, folder, faults, next(points) if name == fault_points.REGROUP else name)
     )

@@ -42,7 +42,7 @@ def train(
 ) -> tuple[Any, ...]:
     """Train, measure, and keep the best: that of the first call, because it gets worse from there on."""
     model, _ = run.prepare(make, lambda made: torch.optim.SGD(made.parameters(), lr=0.05))
-    best = run.register_state("best", {"error": 1e9, "call": -1})
+    best = run.register("best", {"error": 1e9, "call": -1})
     saved, warned = [], []
     for call in range(calls):
         for step in run.steps(Samples(), batch_size=BATCH, steps=STEPS):

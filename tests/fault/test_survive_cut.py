@@ -54,9 +54,9 @@ def train(run, folder, faults=(), optimizer=adam_w):
     run._engine.preparation.prepare_replica(
         model,
         optimizer,
-        lambda optimizer: torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 / (1 + step)),
+        scheduler=lambda optimizer: torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 / (1 + step)),
     )
-    history = run.register_state("history", {"losses": []})
+    history = run.register("history", {"losses": []})
     fault_points.set_fault(lambda point: set_off(run, folder, faults, point))
     given = []
     for step in run.steps(Samples(), batch_size=BATCH, steps=STEPS, max_grad_norm=1.0):

@@ -1,6 +1,7 @@
 """The public face: exactly these names, each importable, none of them at the price of loading torch."""
 
 import importlib
+import inspect
 import subprocess
 import sys
 
@@ -11,18 +12,34 @@ from paceline import errors
 from tests.patience import HANG_S
 
 PUBLIC = [
+    "Average",
+    "Best",
+    "CheckpointInfo",
+    "Collected",
     "Comm",
+    "EarlyStopping",
+    "EpochInfo",
+    "EvalInfo",
     "InputError",
     "Loss",
     "Mean",
+    "OnMetric",
     "PacelineError",
+    "PerEpoch",
+    "Result",
     "Run",
     "Step",
+    "StepInfo",
     "Task",
+    "WorkerFailedError",
     "World",
     "__version__",
     "launch",
     "launch_roles",
+    "load",
+    "resume",
+    "train",
+    "verify",
 ]
 
 
@@ -30,11 +47,11 @@ def test_the_list_is_the_documented_one():
     assert paceline.__all__ == PUBLIC
 
 
-def test_a_loop_sees_nine_names_of_its_run():
+def test_a_loop_sees_these_names_of_its_run():
     names = [name for name in dir(paceline.Run) if not name.startswith("_")]
     assert names == [
-        *("evaluate", "loader", "prepare", "register_state", "replaying"),
-        *("save", "steps", "weights_sha256", "world"),
+        *("compile", "evaluate", "loader", "log", "predict", "prepare", "register", "replaying"),
+        *("save", "steps", "stop", "weights_sha256", "world"),
     ]
 
 
@@ -43,7 +60,7 @@ def test_each_name_is_there(name):
     namespace = {}
     exec(f"from paceline import {name}", namespace)  # noqa: S102
     assert namespace[name] is getattr(paceline, name)
-    assert name in dir(paceline) or name in ("__version__", "launch")
+    assert name in dir(paceline) or name in ("__version__", "launch", "verify")
 
 
 def test_a_name_that_is_not_there_is_an_attribute_error():
@@ -51,15 +68,24 @@ def test_a_name_that_is_not_there_is_an_attribute_error():
         paceline.nothing  # noqa: B018
 
 
-def test_launch_is_a_verb_and_a_room():
-    room = importlib.import_module("paceline.launch")
-    assert paceline.launch is room
+@pytest.mark.parametrize("name", ["launch", "verify"])
+def test_a_verb_and_a_room(name):
+    room = importlib.import_module(f"paceline.{name}")
+    assert getattr(paceline, name) is room
     assert callable(room)
+    assert "workers" in inspect.signature(room).parameters
+
+
+def test_what_trains_says_what_it_takes():
+    trains = inspect.signature(paceline.train).parameters
+    assert (trains["steps"].default, trains["workers"].default) == (None, 1)
+    assert "out" not in inspect.signature(paceline.resume).parameters
+    assert {"strategy", "batch_size", "compress"} <= trains.keys()
 
 
 def test_every_error_is_in_one_tree():
     made = [one for one in vars(errors).values() if isinstance(one, type) and issubclass(one, Exception)]
-    assert len(made) == 13
+    assert len(made) == 14
     assert all(issubclass(one, paceline.PacelineError) for one in made)
 
 

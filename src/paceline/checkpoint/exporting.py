@@ -16,6 +16,7 @@ from pathlib import Path
 from torch import Tensor
 
 from paceline import documents, option_fields
+from paceline.checkpoint.best import best_path
 from paceline.checkpoint.durable import committing, remove, sync, sync_and_hash
 from paceline.checkpoint.leftovers import beside, sweep
 from paceline.checkpoint.manifest import MANIFEST, Manifest, newest_readable
@@ -50,12 +51,21 @@ class ExportReport:
 
 
 def export(
-    run_or_checkpoint: Path, target: Path, *, overwrite: bool = False, max_shard_size: str | None = None
+    run_or_checkpoint: Path,
+    target: Path,
+    *,
+    best: bool = False,
+    average: bool | None = None,
+    overwrite: bool = False,
+    max_shard_size: str | None = None,
 ) -> ExportReport:
-    """Write the model of a checkpoint, or of a run's newest whole checkpoint, as safetensors; no more than one file in memory."""
+    """Write the model of a checkpoint, or of a run's newest whole (or `best`) one, as safetensors, with one file in memory.
+
+    Of a run that averages its weights these are the averages where the run evaluates them, unless `average` says otherwise.
+    """
     _check_name(target)
-    most = None if max_shard_size is None else _bytes(max_shard_size)
-    source, manifest, skipped = _find(run_or_checkpoint)
+    most = None if max_shard_size is None else size_of(max_shard_size)
+    source, manifest, skipped = find_weights(best_path(run_or_checkpoint) if best else run_or_checkpoint)
     model = manifest.model
     shards = _shards(model, most)
     names = _names(target, len(shards))
@@ -73,7 +83,7 @@ def export(
         sweep(target.parent, re.escape(target.name), now=partial.stat().st_mtime, writing=partial)
         size = 0
         for name, shard in zip(names, shards, strict=True):
-            size += _write(partial / name, shard, parts, manifest.step)
+            size += _write(partial / name, shard, parts, manifest.step, average)
         if len(names) > 1:
             _write_index(partial / _index(target), names, shards, model)
         path = partial / (names[0] if len(names) == 1 else _index(target))
@@ -100,7 +110,8 @@ def _check_name(target: Path) -> None:
         raise InputError(f"the name {path.name[:40]}... is longer than {_LONGEST} bytes. Give a shorter one.")
 
 
-def _bytes(text: str) -> int:
+def size_of(text: str) -> int:
+    """Return a size like 2GB in bytes."""
     found = re.fullmatch(r"([0-9]{1,15}(?:\.[0-9]{1,15})?)\s*([A-Za-z]*)", text.strip())
     size = 0.0 if found is None else float(found[1]) * _UNITS.get(found[2].upper(), 0)
     if size < 1:
@@ -150,10 +161,11 @@ def _listed(index: Path) -> list[str]:
     return sorted({name for name in named if isinstance(name, str) and pattern.fullmatch(name)})
 
 
-def _write(path: Path, names: Iterable[str], parts: StoredTensors, step: int) -> int:
+def _write(path: Path, names: Iterable[str], parts: StoredTensors, step: int, average: bool | None) -> int:
     # Copies of tied weights: every name is there for readers that know nothing of our manifest.
     try:
-        tensors: dict[str, Tensor] = {name: parts.model[name] for name in names}
+        weights = parts.weights(average)
+        tensors: dict[str, Tensor] = {name: weights[name] for name in names}
     except CheckpointError as error:
         raise unusable(parts.folder, error) from error
     write_tensors(path, tensors, {"format": "pt", "paceline_step": str(step)})
@@ -182,7 +194,7 @@ def _publish(partial: Path, target: Path, names: list[str], before: list[Path]) 
     sync(target.parent)
 
 
-def _find(place: Path) -> tuple[Path, Manifest, dict[Path, str]]:
+def find_weights(place: Path) -> tuple[Path, Manifest, dict[Path, str]]:
     """Return a checkpoint whose files are all undamaged, and newer ones of its run that are not."""
     if (place / MANIFEST).exists() or place.name.startswith("step-"):
         if not place.is_dir():

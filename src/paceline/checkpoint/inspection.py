@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from paceline.checkpoint.best import Scored, best_of
 from paceline.checkpoint.durable import FileRecord, verify
 from paceline.checkpoint.manifest import COMMITTED, EXTRA_STATE, MANIFEST, Manifest, newest_readable
 from paceline.checkpoint.stored import Stored
@@ -25,6 +26,8 @@ class Inspection:
     """Whether every byte was read, or only the lengths were looked at."""
     newer: dict[Path, str]
     """Newer checkpoints of the run that have no readable manifest, and why."""
+    best: tuple[Scored, ...]
+    """The best checkpoints of its run, the best first."""
 
     @property
     def parts(self) -> dict[str, FileRecord]:
@@ -50,6 +53,7 @@ class Inspection:
                 for name, record in manifest.files.items()
             },
             "whole": not self.damage,
+            "best": [{"step": one.step, "path": str(one.path), **asdict(one.score)} for one in self.best],
             "passed_over": {str(path): reason for path, reason in self.newer.items()},
             "verified": self.hashed,
             "bytes": sum(record.size for record in manifest.files.values()),
@@ -85,7 +89,9 @@ def inspect(place: Path, *, verify_all: bool = False) -> Inspection:
             damage[name] = str(error)
     if verify_all and not damage:
         damage = _misfits(path, manifest)
-    return Inspection(path=path, manifest=manifest, damage=damage, hashed=verify_all, newer=newer)
+    run = path.parent if path.parent.name == "checkpoints" else place
+    best = tuple(best_of(run))
+    return Inspection(path=path, manifest=manifest, damage=damage, hashed=verify_all, newer=newer, best=best)
 
 
 def _misfits(path: Path, manifest: Manifest) -> dict[str, str]:

@@ -13,8 +13,11 @@ from torch import Tensor
 from paceline.checkpoint.formats import FORMATS
 from paceline.checkpoint.manifest import MODEL_PREFIX, Manifest
 from paceline.checkpoint.stored import StoredChunk
-from paceline.errors import CheckpointError
-from paceline.state.chunks import ChunkBounds, TensorMeta
+from paceline.errors import CheckpointError, InputError
+from paceline.state.chunks import AVERAGE, OPTIMIZER, ChunkBounds, TensorMeta, slot_key
+
+AVERAGED = "averaged"
+"""Where a manifest's meta says that the run evaluates averages of the weights."""
 
 
 class StoredTensors:
@@ -43,6 +46,15 @@ class StoredTensors:
     def model(self) -> Mapping[str, Tensor]:
         """The whole tensors of the model by name, each read when it is asked for."""
         return _Model(self)
+
+    def weights(self, average: bool | None = None) -> Mapping[str, Tensor]:
+        """Return the same with the averages of the weights in their place, if so; where it is None, as the run evaluates it.
+
+        What has not been averaged yet, and buffers, are as they are.
+        """
+        if average and not any(_is_average(key) for key in self.catalogue):
+            raise InputError(f"{self.folder} holds no averages of weights. Leave average (--average) out.")
+        return _Model(self, averaged=bool(self.manifest.meta.get(AVERAGED)) if average is None else average)
 
     def check(self) -> None:
         """Raise CheckpointError unless every part holds the chunks that the manifest says; all of them are read."""
@@ -89,6 +101,10 @@ class StoredTensors:
         return self._open[name]
 
 
+def _is_average(key: str) -> bool:
+    return key.startswith(f"{OPTIMIZER}/") and key.endswith(f"/{AVERAGE}")
+
+
 def dtype_named(name: str) -> torch.dtype:
     """Return torch's type of a name in a manifest."""
     found = getattr(torch, name, None)
@@ -113,14 +129,18 @@ def _overlap(stored: StoredChunk, wanted: ChunkBounds) -> tuple[ChunkBounds, Chu
 class _Model(Mapping[str, Tensor]):
     """A model's tensors that are read one at a time."""
 
-    def __init__(self, parts: StoredTensors) -> None:
-        self._parts = parts
+    def __init__(self, parts: StoredTensors, *, averaged: bool = False) -> None:
+        self._parts, self._averaged = parts, averaged
         self._names = [
             key.removeprefix(MODEL_PREFIX) for key in parts.catalogue if key.startswith(MODEL_PREFIX)
         ]
 
     def __getitem__(self, name: str) -> Tensor:
         key = f"{MODEL_PREFIX}{name}"
+        if self._averaged:
+            weight = self._parts.manifest.aliases.get(key, key).removeprefix(MODEL_PREFIX)
+            average = slot_key(weight, AVERAGE)
+            key = average if average in self._parts.catalogue else key
         return self._parts.read(key, ChunkBounds.whole(self._parts.catalogue[key].shape))
 
     def __iter__(self) -> Iterator[str]:

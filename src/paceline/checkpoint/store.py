@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from paceline.checkpoint.best import Score, Scores, score_of
 from paceline.checkpoint.compare import same
 from paceline.checkpoint.contents import Contents
 from paceline.checkpoint.durable import FileRecord, remove, sync, sync_and_hash
@@ -49,11 +50,13 @@ class Found:
 class Checkpoints:
     """The `checkpoints/` folder of one run; any number read, and a second writer of the same run does no harm."""
 
-    def __init__(self, folder: Path, *, keep: int = 3) -> None:
-        if keep < 1:
-            raise InputError(f"keep={keep} would keep no checkpoint. Use 1 or more.")
+    def __init__(self, folder: Path, *, keep: int = 3, keep_best: int = 1) -> None:
+        for name, count in (("keep", keep), ("keep_best", keep_best)):
+            if count < 1:
+                raise InputError(f"{name}={count} would keep no checkpoint. Use 1 or more.")
         self.folder = folder
-        self.keep = keep
+        self.keep, self.keep_best = keep, keep_best
+        self._scores = Scores(folder)
         self.own: set[int] = set()
         """The steps that this run saved itself, or was resumed from: saved once more, they are replaced."""
 
@@ -114,17 +117,22 @@ class Checkpoints:
             aside = _make_way(pending.final)
         sync(self.folder)
 
+    def admits(self, step: int, score: Score) -> bool:
+        """Return whether a checkpoint with this score would be among the best ones that are kept."""
+        return self._scores.admits(step, score, self.keep_best)
+
     def prune(self, just_written: Path, note: Callable[[str], None]) -> None:
-        """Delete what is older than the last `keep` whole ones; the damaged ones above them do not count.
+        """Delete what is older than the last `keep` whole ones, except the best; the damaged ones above them do not count.
 
         What somebody else has put into the folder of one stays. What cannot be deleted goes to `note` as one line.
         """
         whole: set[int] = set()
         try:
+            spared = {just_written, *(one.path for one in self._scores.best(self.keep_best, seems_whole))}
             for path in reversed(self.committed()):
                 step = _step(path)
                 if len(whole) >= self.keep or step in whole:
-                    if path != just_written:
+                    if path not in spared:
                         discard(path)
                 elif path == just_written or seems_whole(path):
                     whole.add(step)
@@ -239,6 +247,8 @@ def _holds_same(final: Path, partial: Path, manifest: Manifest, *, replaces: boo
         with StoredTensors(final, existing) as there, StoredTensors(partial, manifest) as here:
             equal = (
                 existing.position == manifest.position
+                # One that was scored stays so; one that was not gets its score.
+                and score_of(manifest) in (None, score_of(existing))
                 and there.catalogue == here.catalogue
                 and same(read_extra_state(final), read_extra_state(partial))
                 and all(

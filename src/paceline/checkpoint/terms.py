@@ -36,6 +36,15 @@ _EXTENT = ranges.Range(0, 2**63 - 1)
 
 
 @dataclass(frozen=True)
+class _Best:
+    """What a run says of how well it did."""
+
+    value: float
+    mode: str
+    metric: str
+
+
+@dataclass(frozen=True)
 class _Meta:
     """What a run says of itself, each as far as it is there; whatever else a manifest tells is for its reader."""
 
@@ -50,6 +59,9 @@ class _Meta:
     strategy: str
     mesh: str
     frozen: list[str]
+    best: dict[str, Any]
+    turns: list[str]
+    averaged: bool
     workers: int
     epoch_total: str
     epoch_weight: str
@@ -80,11 +92,22 @@ def check_meta(meta: Mapping[str, Any]) -> None:
     for name, within in _META.items():
         if meta.get(name) is not None:
             number(f"meta: {name}", meta[name], within)
+    if "best" in meta:
+        _check_best(meta["best"])
     for name in (EPOCH_TOTAL, EPOCH_WEIGHT):
         try:
             float.fromhex(meta.get(name, "0"))
         except (ValueError, OverflowError):
             raise DocumentError(f"meta: {name} is {shown(meta[name])}, but must be a number") from None
+
+
+def _check_best(best: Mapping[str, Any]) -> None:
+    check_fields(best, _Best, where="meta: best: ")
+    missing = next((name for name in ("value", "mode", "metric") if name not in best), None)
+    if missing is not None:
+        raise DocumentError(f"meta: best: {missing} is missing")
+    if best["mode"] not in ("max", "min"):
+        raise DocumentError(f"meta: best: mode is {shown(best['mode'])}, and can be max or min")
 
 
 def check_tensors(tensors: Mapping[str, Stored], sizes: Mapping[int, int]) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -14,6 +14,7 @@ from paceline.cli import (
     doctor,
     export,
     inspect,
+    new,
     resize,
     rollouts,
     script,
@@ -34,8 +35,13 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-PASS_ON = {"allow_extra_args": True, "ignore_unknown_options": True, "allow_interspersed_args": False}
-"""Everything after the script's name belongs to the script."""
+PASS_ON: dict[str, Any] = {
+    "allow_extra_args": True,
+    "ignore_unknown_options": True,
+    "allow_interspersed_args": False,
+    "token_normalize_func": lambda name: name.replace("_", "-"),
+}
+"""Everything after the script's name belongs to the script; options before it may have underscores, as torchrun's."""
 
 
 def _show_version(value: bool) -> None:
@@ -55,12 +61,13 @@ def _root(
 
 
 app.command("train", cls=GroupedCommand)(train.train)
+app.command("new")(new.new)
 app.command("resize")(resize.resize)
 app.command("stop")(stop.stop)
 app.command("submit", cls=GroupedCommand)(submit.submit)
 app.command("status")(status.status)
 app.command("cancel")(cancel.cancel)
-app.command("run", context_settings=PASS_ON)(script.run)
+app.command("run", cls=GroupedCommand, context_settings=PASS_ON)(script.run)
 app.command("verify", cls=GroupedCommand, context_settings={"allow_extra_args": True})(verify.verify)
 app.command("audit")(audit.audit)
 app.command("chaos")(chaos.chaos)

@@ -11,16 +11,15 @@ from paceline import option_fields
 from paceline.cli.config_file import SETTINGS, THREADS
 from paceline.cli.generated import Given
 from paceline.cli.options import new_folder
-from paceline.cli.reference import resolve, task_of
 from paceline.errors import InputError
-from paceline.launch.resumed import options_over, overrides_over
+from paceline.launch.resumed import options_over, overrides_over, spec_over
 from paceline.option_fields import known_options
 from paceline.strategies.tuning import Tuning
+from paceline.tasks.names import resolve, task_of
 from paceline.training import folder
 from paceline.training.options import RunOptions
 from paceline.training.spec import TrainSpec
 
-_ENDS = ("epochs", "steps")
 _FIXED = ("shards", "out", "resume")
 
 
@@ -40,7 +39,7 @@ class Asked:
         reference, name = resolve(task)
         options, notes = options_over(said, before, out if out is not None else new_folder(name))
         return cls(
-            _spec(reference, name, said, before), options, said.get(THREADS, before.get(THREADS)), notes
+            spec_over(reference, name, said, before), options, said.get(THREADS, before.get(THREADS)), notes
         )
 
     @classmethod
@@ -105,13 +104,3 @@ def _spec_of(file: Given, before: Mapping[str, Any]) -> dict[str, Any]:
             "tuning": {**had.get("tuning", {}), **tuning},
         },
     }
-
-
-def _spec(reference: str, name: str, said: Mapping[str, Any], before: Mapping[str, Any]) -> TrainSpec:
-    plain = {key: said.get(key, before.get(key)) for key in known_options(TrainSpec)}
-    if any(key in said for key in _ENDS):
-        plain |= {key: said.get(key) for key in _ENDS}
-    settings = {**before.get(SETTINGS, {}), **said.get(SETTINGS, {})}
-    return TrainSpec(
-        task=reference, name=name, settings=settings, overrides=overrides_over(said, before), **plain
-    )

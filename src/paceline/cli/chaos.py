@@ -11,8 +11,8 @@ import typer
 from paceline.cli.generated import Given, takes
 from paceline.cli.options import TASK, AsJson, Settings, Threads, folder_option, new_folder, settings
 from paceline.cli.outcome import report, report_error, show_report
-from paceline.cli.reference import resolve
 from paceline.errors import InputError, WorkerFailedError
+from paceline.tasks.names import resolve
 from paceline.training.options import RunOptions
 from paceline.training.spec import TrainSpec
 from paceline.verify.chaos.faults import KINDS

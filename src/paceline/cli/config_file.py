@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
 from paceline import documents
-from paceline.cli.reference import task_of
 from paceline.errors import InputError, UnknownNameError
 from paceline.option_fields import Options, known_options
 from paceline.strategies.tuning import Tuning
+from paceline.tasks.names import task_of
 from paceline.training import folder
 from paceline.training.options import RunOptions
 from paceline.training.spec import OVERRIDES, TrainSpec

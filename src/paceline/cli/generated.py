@@ -13,7 +13,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperCommand
 
-from paceline.option_fields import COMMON, GROUPS, Options, flag, folder, shown
+from paceline.option_fields import COMMON, GROUPS, REPEATED, Options, flag, folder, shown
 
 Given = dict[str, Any]
 """What the command line said, by name; an option that was not given is not in it."""
@@ -24,12 +24,16 @@ ARGUMENTS = "Arguments"
 def takes(
     *kinds: type[Options],
     only: tuple[str, ...] = (),
+    whole: tuple[type[Options], ...] = (),
     words: dict[str, str] | None = None,
     hidden: tuple[str, ...] = (),
+    short: dict[str, str] | None = None,
 ) -> Callable[[Callable[..., int]], Callable[..., int]]:
-    """Return a decorator that adds the options of some classes, or `only` some of them, to a command, which gets them as `given`.
+    """Return a decorator that adds the options of some classes, or `only` some of them beside all of the `whole` ones, to a
+    command, which gets them as `given`.
 
-    `words` replaces what the help says of some, their defaults included; `hidden` are not in it. An option that the command
+    `words` replaces what the help says of some, their defaults included; `hidden` are not in it; `short` has a
+    letter for some. An option that the command
     declares itself is its own affair.
     """
 
@@ -38,15 +42,15 @@ def takes(
         mine = [one for one in own.parameters.values() if one.name != GIVEN]
         declared = {one.name.rstrip("_") for one in mine}
         made = [
-            _parameter(one, hints[one.name], words or {}, hidden)
-            for kind in kinds
+            _parameter(one, hints[one.name], words or {}, hidden, (short or {}).get(one.name))
+            for kind in (*kinds, *whole)
             for hints in [typing.get_type_hints(kind)]
             for one in fields(kind)  # type: ignore[arg-type]
-            if shown(one) and one.name not in declared and (not only or one.name in only)
+            if shown(one) and one.name not in declared and (not only or kind in whole or one.name in only)
         ]
 
         def called(**values: Any) -> int:
-            found = {one.name.rstrip("_"): values.pop(one.name) for one in made}
+            found = {one.name.rstrip("_"): _joined(values.pop(one.name)) for one in made}
             return command(
                 **values, given={name: value for name, value in found.items() if value is not None}
             )
@@ -63,7 +67,7 @@ def takes(
 
 
 def _parameter(
-    one: Field[Any], hint: Any, words: dict[str, str], hidden: tuple[str, ...]
+    one: Field[Any], hint: Any, words: dict[str, str], hidden: tuple[str, ...], short: str | None
 ) -> inspect.Parameter:
     """Return a field as a parameter of a command; None stands for one that was not given."""
     about, name, value = shown(one), flag(one.name), _type(hint)
@@ -71,7 +75,7 @@ def _parameter(
         raise TypeError(f"{one.name} is no option of the command line")
     reads: dict[str, Any] = {"parser": _folder(name)} if value is Path else {}
     made: Any = typer.Option(
-        f"{name}/--no-{name[2:]}" if value is bool else name,
+        *_spellings(name, switch=value is bool, short=short),
         help=words.get(one.name) or about.words + _default(one),
         rich_help_panel=about.group,
         metavar=about.metavar,
@@ -81,7 +85,24 @@ def _parameter(
     )
     # With an underscore after it: `compile` is a name of Python's own.
     kind = inspect.Parameter.KEYWORD_ONLY
+    value = list[str] if REPEATED in about.marks else value
     return inspect.Parameter(f"{one.name}_", kind, default=None, annotation=Annotated[value | None, made])
+
+
+def _joined(value: Any) -> Any:
+    """Return what was given several times as one text; None where it was not given."""
+    return (",".join(value) or None) if isinstance(value, list) else value
+
+
+def _spellings(name: str, *, switch: bool, short: str | None) -> list[str]:
+    """Return how an option is written; one that is a negation already has none of its own."""
+    plain = f"{name}/--no-{name[2:]}" if switch and not name.startswith("--no-") else name
+    return [plain] if short is None else [short, plain]
+
+
+def own(kind: type[Options], given: Given) -> Given:
+    """Return those of the options that a command was given which belong to a class of options."""
+    return {one.name: given[one.name] for one in fields(kind) if one.name in given}  # type: ignore[arg-type]
 
 
 def _folder(name: str) -> Callable[[str], Path]:

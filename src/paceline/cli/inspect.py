@@ -7,6 +7,8 @@ from typing import Annotated
 
 import typer
 
+from paceline.checkpoint.best import KEY as BEST
+from paceline.checkpoint.best import best_path
 from paceline.checkpoint.inspection import Inspection, verdict
 from paceline.checkpoint.inspection import inspect as look
 from paceline.cli.options import AsJson
@@ -20,6 +22,9 @@ _UNITS = ("bytes", "kB", "MB", "GB", "TB")
 
 def inspect(
     folder: Annotated[Path, typer.Argument(help="A run folder, or one checkpoint in it.")],
+    best: Annotated[
+        bool, typer.Option("--best", help="Show the best checkpoint of a run, not the newest.")
+    ] = False,
     everything: Annotated[
         bool, typer.Option("--all", help=f"Show all tensors, not only the {MOST} largest.")
     ] = False,
@@ -28,8 +33,8 @@ def inspect(
     ] = False,
     json_: AsJson = False,
 ) -> None:
-    """Show what the newest checkpoint of a run holds: step, position, strategy, tensors, files, hashes."""
-    found = look(folder, verify_all=verify)
+    """Show what the newest checkpoint of a run holds: step, position, strategy, tensors, files, hashes; and its best ones."""
+    found = look(best_path(folder) if best else folder, verify_all=verify)
     if json_:
         print_json(found.as_json(None if everything else MOST))
     else:
@@ -48,7 +53,11 @@ def _lines(found: Inspection, most: int | None) -> list[str]:
     lines = [
         *(f"passed over {path}: {reason}" for path, reason in found.newer.items()),
         f"{found.path}: {', '.join(f'{key} {value}' for key, value in manifest.position.items())}",
-        "  " + ", ".join(f"{key} {value}" for key, value in meta.items() if value not in (None, "")),
+        "  "
+        + ", ".join(
+            f"{key} {value}" for key, value in meta.items() if key != BEST and value not in (None, "")
+        ),
+        *(f"  best: {one.path.name}  {one.score}" for one in found.best),
         f"  model: {len(model)} tensors, {values:,} values, {size}, sha256 {manifest.weights_sha256[:16]}",
     ]
     for name, record in manifest.files.items():

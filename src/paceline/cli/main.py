@@ -72,6 +72,7 @@ def _command(arguments: list[str]) -> int:
     import typer
 
     from paceline.cli.application import app
+    from paceline.cli.refusal import refuse
     from paceline.errors import PacelineError
 
     try:
@@ -79,7 +80,7 @@ def _command(arguments: list[str]) -> int:
         _join_mpi(arguments)
         return app(args=arguments or ["--help"], prog_name="paceline", standalone_mode=False) or 0
     except PacelineError as error:
-        print(f"error: {error}", file=sys.stderr)  # noqa: T201
+        refuse(f"error: {error}")
         return error.exit_status
     except typer.Exit as request:
         return request.exit_code
@@ -157,5 +158,7 @@ def _usage(error: Exception) -> int:
         raise error
     context = getattr(error, "ctx", None)
     name = context.command_path if context is not None else "paceline"
-    print(f"error: {message()} See {name} --help.", file=sys.stderr)  # noqa: T201
+    from paceline.cli.refusal import refuse
+
+    refuse(f"error: {message()} See {name} --help.")
     return 2

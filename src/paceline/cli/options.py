@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import re
-import time
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -11,7 +9,7 @@ import typer
 
 from paceline import option_fields
 from paceline.errors import InputError
-from paceline.world import env
+from paceline.training.folder import new_folder as new_folder  # noqa: PLC0414  (for the commands)
 
 
 def folder_option(words: str) -> Any:
@@ -19,21 +17,6 @@ def folder_option(words: str) -> Any:
     return typer.Option(
         "--out", parser=lambda text: option_fields.folder("--out", text), metavar="PATH", help=words
     )
-
-
-def new_folder(name: str) -> Path:
-    """Return runs/NAME-TIME, with a number after it when that is taken."""
-    plain = re.sub(r"[^A-Za-z0-9_.-]+", "-", name).strip("-.")
-    identity = env.identity()
-    if identity is not None:
-        # Every rank of a world that somebody else started must come to the same name, whatever its clock says.
-        return Path("runs") / f"{plain}-{env.read('TORCHELASTIC_RUN_ID') or 'world'}-{identity.master_port}"
-    first = Path("runs") / f"{plain}-{time.strftime('%Y%m%d-%H%M%S')}"
-    chosen, number = first, 1
-    while chosen.exists():
-        number += 1
-        chosen = first.with_name(f"{first.name}-{number}")
-    return chosen
 
 
 TASK = "A built-in task (see `paceline tasks`), path.py:Class or package.module:Class."

@@ -15,9 +15,7 @@ from paceline.cli.outcome import print_json, report, report_error
 from paceline.errors import UnknownNameError, WorkerFailedError
 from paceline.launch.base import Outcome
 from paceline.observe import formats
-
-GAMES = {"cartpole": "a pole balanced on a cart: one agent learns from the episodes of several observers"}
-"""What is learned from episodes instead of data: name -> one line about it."""
+from paceline.tasks import GAMES
 
 
 def rollouts(

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Collection
+from typing import Annotated
+
+import typer
 
 from paceline.errors import InputError, UnknownNameError
 from paceline.launch.clusters.commands import Starter
@@ -11,11 +14,42 @@ from paceline.launch.clusters.mpiexec import Mpiexec
 from paceline.launch.clusters.ray import Ray
 from paceline.launch.clusters.ssh import Ssh
 from paceline.launch.clusters.torchrun import Torchrun
+from paceline.launch.submit.options import SYSTEMS
+from paceline.option_fields import MACHINES
 from paceline.training.options import RunOptions
 from paceline.world import env
 
 AUTO, LOCAL, MPI, RAY, SSH, TORCHRUN = "auto", "local", "mpi", "ray", "ssh", "torchrun"
 ON = (AUTO, LOCAL, TORCHRUN, MPI, SSH, RAY)
+On = Annotated[
+    str,
+    typer.Option(
+        help="Who starts the workers: local (paceline), torchrun, mpi, ssh or ray. Default: whoever has started this "
+        "process; else ssh with --hosts, mpi with --backend mpi, or local.",
+        show_default=False,
+        rich_help_panel=MACHINES,
+    ),
+]
+Hosts = Annotated[
+    str | None,
+    typer.Option(
+        metavar="HOST,...", help="Machines to run on, over ssh; the first leads.", rich_help_panel=MACHINES
+    ),
+]
+SshCommand = Annotated[
+    str,
+    typer.Option(
+        metavar="COMMAND", help="The ssh of --hosts, with options of your own.", rich_help_panel=MACHINES
+    ),
+]
+Resources = Annotated[
+    str | None,
+    typer.Option(
+        metavar="NAME=AMOUNT,...",
+        help="With --on ray: what a node must have free, such as CPU=4,GPU=1. Default: a core per worker.",
+        rich_help_panel=MACHINES,
+    ),
+]
 
 
 def start_elsewhere(
@@ -51,8 +85,10 @@ def start_elsewhere(
 def _starter(
     options: RunOptions, on: str, hosts: str | None, ssh: str, resources: str | None
 ) -> Starter | None:
+    if on in SYSTEMS:
+        raise InputError(f"--on {on} is for jobs. Use paceline submit --on {on} with the same options.")
     if on not in ON:
-        raise UnknownNameError("launcher", on, ON)
+        raise UnknownNameError("--on", on, ON)
     if hosts is not None and on not in (AUTO, SSH):
         raise InputError(
             f"--hosts is for machines that are reached over ssh, and --on is {on}. Leave one out."

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from dataclasses import replace
 from pathlib import Path
+from shlex import quote
 from typing import Annotated, Any
 
 import typer
@@ -78,8 +79,17 @@ def submit(
     if json_:
         print_json({"run": str(request.out), "on": job.on, "job": job.id, "name": job.name})
     else:
-        print(f"job {job.id} is submitted. `paceline status {request.out}` shows it.")  # noqa: T201
+        print(f"job {job.id} is submitted. `paceline status {quote(str(request.out))}` shows it.")  # noqa: T201
     return 0
+
+
+def _check_settings(typed: str, spec: TrainSpec, on: str | None) -> None:
+    """Refuse arguments that the task does not take; a task that only an image has says so there."""
+    from paceline.launch import api
+    from paceline.tasks import TASKS
+
+    if spec.settings and (on != KUBERNETES or typed in TASKS):
+        api.task_shards(spec)
 
 
 def _request(
@@ -93,7 +103,7 @@ def _request(
     """Return the training that is to be submitted, checked as `paceline train` would."""
     from paceline.cli.asked import Asked
     from paceline.cli.config_file import read_config
-    from paceline.cli.reference import resolve
+    from paceline.tasks.names import resolve
 
     if config is not None and options.on == KUBERNETES:
         raise InputError("--config names a file that no container has. Give its options on the command line.")
@@ -110,6 +120,7 @@ def _request(
     )
     for text in asked.notes:
         print(f"note: {text}", file=sys.stderr)  # noqa: T201
+    _check_settings(typed, asked.spec, options.on)
     words = arguments(said, chosen, threads)
     if config is not None:
         words = (*words, "--config", str(config.absolute()))

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from paceline.cli.options import AsJson
 from paceline.cli.outcome import print_json
-from paceline.cli.rollouts import GAMES
-from paceline.tasks import TASKS
+from paceline.tasks import GAMES, TASKS
 
 
 def tasks(json_: AsJson = False) -> None:

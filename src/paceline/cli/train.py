@@ -4,21 +4,23 @@ from __future__ import annotations
 
 import sys
 from dataclasses import asdict
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from paceline.cli.generated import Given, takes
 from paceline.cli.options import TASK, AsJson, Config, Settings, Threads, settings
 from paceline.cli.outcome import print_json, report, report_error
-from paceline.cli.starting import AUTO, SSH, start_elsewhere
+from paceline.cli.starting import AUTO, SSH, Hosts, On, Resources, SshCommand, start_elsewhere
 from paceline.errors import InputError, WorkerFailedError
 from paceline.launch.clusters.ssh import meeting
-from paceline.option_fields import MACHINES
 from paceline.strategies.tuning import Tuning
 from paceline.training.options import RunOptions
 from paceline.training.spec import TrainSpec
 from paceline.world import env
+
+if TYPE_CHECKING:
+    from paceline.cli.asked import Asked
 
 
 @takes(RunOptions, Tuning, TrainSpec)
@@ -32,37 +34,10 @@ def train(
     set_: Settings = None,
     config: Config = None,
     threads: Threads = None,
-    on: Annotated[
-        str,
-        typer.Option(
-            help="Who starts the workers: local (paceline), torchrun, mpi, ssh or ray. Default: whoever has started this "
-            "process; else ssh with --hosts, mpi with --backend mpi, or local.",
-            show_default=False,
-            rich_help_panel=MACHINES,
-        ),
-    ] = AUTO,
-    hosts: Annotated[
-        str | None,
-        typer.Option(
-            metavar="HOST,...",
-            help="Machines to run on, over ssh; the first leads.",
-            rich_help_panel=MACHINES,
-        ),
-    ] = None,
-    ssh: Annotated[
-        str,
-        typer.Option(
-            metavar="COMMAND", help="The ssh of --hosts, with options of your own.", rich_help_panel=MACHINES
-        ),
-    ] = SSH,
-    resources: Annotated[
-        str | None,
-        typer.Option(
-            metavar="NAME=AMOUNT,...",
-            help="With --on ray: what a node must have free, such as CPU=4,GPU=1. Default: a core per worker.",
-            rich_help_panel=MACHINES,
-        ),
-    ] = None,
+    on: On = AUTO,
+    hosts: Hosts = None,
+    ssh: SshCommand = SSH,
+    resources: Resources = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Print what would be started, and start nothing.")
     ] = False,
@@ -73,7 +48,6 @@ def train(
     from paceline.cli.config_file import read_config
     from paceline.launch import api
     from paceline.launch.console import Console
-    from paceline.launch.workers.read_shards import ReadShards
     from paceline.observe.progress import open_progress
 
     file = read_config(config)
@@ -96,30 +70,50 @@ def train(
     )
     if elsewhere is not None:
         return elsewhere
-    call: tuple[Any, ...] = (api.TRAINER, (asked.spec,), {}, asked.options)
     if dry_run:
-        launcher = api.choose()
-        plan = api.plan(launcher, *call, threads=asked.threads)
-        try:
-            launcher.ask(ReadShards(asked.spec))  # a run would refuse what it raises
-        except WorkerFailedError as error:
-            return report_error(error)
-        print(plan.describe())  # noqa: T201
-        return 0
+        return _describe(asked)
     outcome = api.start(
-        *call,
+        *_call(asked),
         threads=asked.threads,
         console=Console(open_progress()),
-        record={**asdict(asked.spec), "threads": asked.threads},
+        record={**asked.spec.record(), "threads": asked.threads},
     )
     status = report(outcome)
-    identity = env.identity()
     if outcome.led_by is not None:
         show_follower(outcome.led_by, asked.options.workers, as_json=json_)
-    elif outcome.results and outcome.failure is None and (identity is None or identity.rank == 0):
+    elif outcome.results and outcome.failure is None and _speaks():
         launched = {"restarts": outcome.restarts, "errors": [asdict(one) for one in outcome.errors]}
         show({**outcome.results[0], **launched}, typed=task, as_json=json_)
     return status
+
+
+def _call(asked: Asked) -> tuple[Any, ...]:
+    """Return what the workers are to do, as a launcher takes it."""
+    from paceline.launch import api
+
+    return api.TRAINER, (asked.spec,), {}, asked.options
+
+
+def _describe(asked: Asked) -> int:
+    """Print what would be started, once for a world that is there already; return the exit status."""
+    from paceline.launch import api
+    from paceline.launch.workers.read_shards import ReadShards
+
+    launcher = api.choose()
+    plan = api.plan(launcher, *_call(asked), threads=asked.threads)
+    try:
+        launcher.ask(ReadShards(asked.spec))  # a run would refuse what it raises
+    except WorkerFailedError as error:
+        return report_error(error)
+    if _speaks():
+        print(plan.describe())  # noqa: T201
+    return 0
+
+
+def _speaks() -> bool:
+    """Return whether this process prints what is of all workers: in a world that is there already, rank 0."""
+    identity = env.identity()
+    return identity is None or identity.rank == 0
 
 
 def _of_roles(text: str | None, given: Given) -> Given:

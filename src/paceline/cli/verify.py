@@ -14,19 +14,15 @@ from rich.console import Console
 from paceline.cli.generated import Given, takes
 from paceline.cli.options import TASK, AsJson, Config, Settings, Threads, settings
 from paceline.cli.outcome import report_error, show_report
-from paceline.cli.reference import resolve
 from paceline.errors import InputError, WorkerFailedError
-from paceline.option_fields import NOT_COMPARED, flag, known_options, marked
+from paceline.option_fields import flag
 from paceline.strategies import several
 from paceline.strategies.tuning import Tuning
+from paceline.tasks.names import resolve
 from paceline.training.options import RunOptions
-from paceline.training.spec import OVERRIDES, TrainSpec
+from paceline.training.spec import TrainSpec
+from paceline.verify.proof.asked import STEPS, WITHOUT_EFFECT, request_of
 from paceline.verify.proof.request import Request
-
-STEPS = 20
-"""How many steps are compared, unless it is told otherwise."""
-WITHOUT_EFFECT = marked(RunOptions, NOT_COMPARED)
-"""Options of `train` that are not in the help here."""
 
 
 @takes(
@@ -130,31 +126,18 @@ def _task(
     as_json: bool,
     **options: Any,
 ) -> int:
-    from paceline.launch.resumed import said_for
     from paceline.verify.proof.check import verify as check
 
     reference, name = resolve(task)
-    strategies = several(said["strategy"]) if "strategy" in said else Request.strategies
     idle = [flag(one) for one in WITHOUT_EFFECT if one in said]
     if idle:
         print(f"note: {', '.join(idle)}: without effect here.", file=sys.stderr)  # noqa: T201
-    left = (*WITHOUT_EFFECT, *OVERRIDES, "strategy", "workers", "resume")
-    of_run = {one: said[one] for one in known_options(RunOptions) if one in said and one not in left}
-    request = Request(
-        spec=TrainSpec(
-            task=reference,
-            name=name,
-            settings=said["settings"],
-            steps=said.get("steps", STEPS),
-            overrides={one: said[one] for one in OVERRIDES if one in said},
-            **{one: said[one] for one in ("horizon", "batch_size", "max_grad_norm") if one in said},
-        ),
-        strategies=strategies,
+    request = request_of(
+        said,
+        task=reference,
+        name=name,
+        strategies=several(said["strategy"]) if "strategy" in said else Request.strategies,
         workers=_numbers(str(said["workers"])) if "workers" in said else Request.workers,
-        epochs=said.get("epochs"),
-        tuning=said_for(strategies, {one: said[one] for one in known_options(Tuning) if one in said}),
-        shards=of_run.pop("shards", None),
-        more=of_run,
         **options,
     )
     with _progress() as progress:

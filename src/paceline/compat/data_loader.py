@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from multiprocessing.connection import wait
 from typing import Any
 
 from torch.utils.data import DataLoader, get_worker_info
@@ -11,6 +12,13 @@ from torch.utils.data import DataLoader, get_worker_info
 def end_workers(iterator: Iterator[Any]) -> None:
     """End the processes of an iterator with workers now: the garbage collector leaves them while a frame holds it."""
     iterator._shutdown_workers()  # type: ignore[attr-defined]
+
+
+def lost_workers(iterator: Iterator[Any], patience_s: float) -> list[tuple[int, int, int]]:
+    """Return number, process id and exit status (or minus a signal) of processes that have ended or do within some seconds."""
+    workers = iterator._workers  # type: ignore[attr-defined]
+    wait([one.sentinel for one in workers], patience_s)
+    return [(place, one.pid, one.exitcode) for place, one in enumerate(workers) if one.exitcode is not None]
 
 
 def show_dataset(dataset: Any) -> None:

@@ -13,9 +13,11 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed._composable.contract import REGISTRY_KEY, STATE_KEY
 from torch.distributed._composable_state import _module_state_mapping
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp import _common_utils, fully_shard
 from torch.distributed.fsdp._fully_shard._fsdp_api import AllGather, ReduceScatter
 from torch.distributed.fsdp._fully_shard._fsdp_param import ShardedState
+
+from paceline.compat.pytree import tree_leaves
 
 __all__ = ["AllGather", "Group", "Member", "ReduceScatter"]
 
@@ -109,6 +111,20 @@ class Group:
         setattr(self._record, moment, function)
         return original
 
+    def watch_inputs(self, watch: Callable[[list[Tensor]], None]) -> None:
+        """Call `watch` with the inputs of each pass that want gradients, and leave them the tensors that they are.
+
+        torch would pass them through a node of its own, in which the gradients of this module's uses of a tensor add up
+        before those of other uses: where several modules are given one tensor that is another order of additions.
+        """
+
+        def register(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any]:
+            if torch.is_grad_enabled() and (inputs := _wanting_gradients((args, kwargs))):
+                watch(inputs)
+            return args, kwargs
+
+        self._record._register_post_backward_hook = register
+
     def gather(self) -> None:
         """Gather its weights, if they are not here yet."""
         self._record.unshard()
@@ -117,6 +133,13 @@ class Group:
     def forget_gather(self) -> None:
         """Forget a message with weights that is in flight."""
         self._record._all_gather_result = None
+
+
+def _wanting_gradients(inputs: Any) -> list[Tensor]:
+    """Return the tensors that want gradients: 2.11 looks into registered containers, 2.13 into dataclasses too."""
+    collect = getattr(_common_utils, "collect_grad_tensors", None)
+    found = tree_leaves(inputs) if collect is None else collect(inputs)
+    return [one for one in found if isinstance(one, Tensor) and one.requires_grad]
 
 
 def groups_of(module: nn.Module) -> list[Group]:

@@ -32,6 +32,15 @@ children_of: Callable[[nn.Module], dict[str, nn.Module | None]] = attrgetter("_m
 unsaved_buffers_of: Callable[[nn.Module], set[str]] = attrgetter("_non_persistent_buffers_set")
 """Return the names of a module's own buffers that `state_dict` leaves out."""
 
+plain_call: Callable[[nn.Module], Callable[..., Any]] = attrgetter("_call_impl")
+"""Return what calls a module, hooks included, whatever a call of it was replaced by."""
+
+
+def replace_call(module: nn.Module, call: Callable[..., Any]) -> None:
+    """Have calls of a module go somewhere else, as `Module.compile` does it; copies and pickles of it go without."""
+    module._compiled_call_impl = call
+
+
 BatchNorm = _BatchNorm
 """The base of the layers that normalise by the statistics of a batch."""
 NormWithStatistics = _NormBase

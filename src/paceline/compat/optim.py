@@ -31,6 +31,18 @@ def ensure_hooks(optimizer: Optimizer) -> None:
     optimizer._patch_step_function()
 
 
+def step_without_hooks(optimizer: Optimizer) -> None:
+    """Take a step of one of torch's own optimizers past the hooks on it."""
+    type(optimizer).step.__wrapped__(optimizer)  # type: ignore[attr-defined]
+
+
+def has_own_step(optimizer: Optimizer) -> bool:
+    """Return whether somebody has put another step on an optimizer than its class's, which a schedule may have wrapped."""
+    step = vars(optimizer).get("step")
+    wrapped = getattr(step, "__wrapped__", None) if hasattr(step, "_wrapped_by_lr_sched") else None
+    return step is not None and wrapped is not type(optimizer).step
+
+
 def mark_stepped(optimizer: Optimizer) -> None:
     """Mark the optimizer as stepped, so that a scheduler does not warn of stepping before it."""
     vars(optimizer)["_opt_called"] = True

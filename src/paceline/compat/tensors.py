@@ -58,3 +58,11 @@ def local_part(tensor: Tensor) -> Tensor:
 def has_local_part(tensor: Tensor) -> bool:
     """Return whether this is a DTensor, without importing its class."""
     return hasattr(tensor, "_local_tensor")
+
+
+def same_memory(one: Tensor, other: Tensor) -> bool:
+    """Return whether two tensors begin at the same place of one memory, also where there is none behind it."""
+    return (
+        storage_key(one.untyped_storage()) == storage_key(other.untyped_storage())
+        and one.storage_offset() == other.storage_offset()
+    )

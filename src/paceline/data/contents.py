@@ -21,6 +21,8 @@ ITEMS, PLACES, MEMBERS = 8, 64, 16
 """How many items of a batch are looked at, places in each, and members of a list one by one."""
 ELEMENTS = 1 << 16
 """How many elements of a tensor are hashed, spread over it: half a millisecond."""
+ORDER, PARTS = "the order", "the parts"
+"""The only place of what workers compare of an order of the run's own, and of a source of parts."""
 _SHOWN = 40
 _NUMBERS = "biufc"
 _Scalar = bool | int | float | complex | str | bytes | np.generic | None

@@ -15,14 +15,14 @@ from torch import Tensor
 from torch.utils.data import (
     DataLoader,
     Dataset,
-    IterableDataset,
-    RandomSampler,
-    SequentialSampler,
     default_collate,
 )
 
 from paceline.data.loading import WorkerInit
+from paceline.data.orders import Order
 from paceline.data.reading import Collate
+from paceline.data.samplers import Rerun, is_plain, order_of, without_rest
+from paceline.data.stream import is_stream
 from paceline.errors import InputError
 
 STATEFUL = "StatefulDataLoader"
@@ -35,8 +35,10 @@ class LoaderSettings:
     """What a DataLoader says beside its order: how large the GLOBAL batch is, and how it is read."""
 
     dataset: Any
-    batch_size: int
+    batch_size: int | None
+    """None where a batch sampler does not say how large its batches may be."""
     shuffle: bool
+    order: Order | None
     collate: Collate | None
     num_workers: int
     worker_init_fn: WorkerInit | None
@@ -52,22 +54,37 @@ def settings_of(loader: DataLoader[Any]) -> LoaderSettings:
     kind = type(loader).__name__
     if type(loader).__iter__ is not DataLoader.__iter__ and kind != STATEFUL:
         raise InputError(f"a {kind} makes its batches in a way of its own, which would be lost. {INSTEAD}")
-    if loader.batch_size is None:
-        if loader.batch_sampler is not None:
+    batch_size, drop_last, sampler = loader.batch_size, loader.drop_last, loader.sampler
+    if batch_size is None:
+        batches: Any = loader.batch_sampler
+        if batches is None:
+            raise InputError(f"the {kind} has batch_size=None, so its items are batches already. {INSTEAD}")
+        if not is_plain(batches):
+            said = getattr(batches, "batch_size", None)
+            size = said if isinstance(said, int) else None
+            return _settings(loader, loader.dataset, size, False, Rerun(batches, batches=True))
+        batch_size, drop_last, sampler = batches.batch_size, batches.drop_last, batches.sampler
+    if is_stream(loader.dataset):
+        if drop_last:
             raise InputError(
-                f"the {kind} has a batch_sampler ({type(loader.batch_sampler).__name__}), but which samples make a batch "
-                f"follows from the seed, so that any number of workers computes the same. {INSTEAD}"
+                f"the {kind} has drop_last=True, but no sample of a stream is dropped here: a short last batch is weighted "
+                "exactly. Leave drop_last out."
             )
-        raise InputError(f"the {kind} has batch_size=None, so its items are batches already. {INSTEAD}")
-    if loader.drop_last and not _divides(loader, loader.batch_size):
-        raise InputError(
-            f"the {kind} has drop_last=True, but no sample is dropped here: a short last batch is weighted exactly. "
-            "Leave drop_last out, or give a data set of a length that its batches divide."
-        )
+        return _settings(loader, loader.dataset, batch_size, False, None)
+    dataset, shuffle, order = order_of(sampler, loader.dataset)
+    if drop_last:
+        order = without_rest(dataset, shuffle, order, batch_size)
+    return _settings(loader, dataset, batch_size, shuffle, order)
+
+
+def _settings(
+    loader: DataLoader[Any], dataset: Any, batch_size: int | None, shuffle: bool, order: Order | None
+) -> LoaderSettings:
     return LoaderSettings(
-        dataset=loader.dataset,
-        batch_size=loader.batch_size,
-        shuffle=_shuffles(loader, kind),
+        dataset=dataset,
+        batch_size=batch_size,
+        shuffle=shuffle,
+        order=order,
         collate=None if loader.collate_fn is default_collate else loader.collate_fn,
         num_workers=loader.num_workers,
         worker_init_fn=loader.worker_init_fn,
@@ -80,11 +97,20 @@ def merged(
     """Return data set, batch size and options of a ShardedLoader, where a DataLoader and the caller say what they should be."""
     said = settings_of(loader)
     kind = type(loader).__name__
-    if batch_size not in (None, said.batch_size):
+    if said.batch_size is None and batch_size is None:
+        raise InputError(
+            f"the batch sampler of the {kind} ({type(loader.batch_sampler).__name__}) has no batch_size. Give it one, "
+            "or say batch_size=N to run.steps or the Task: the largest of its batches, which are the GLOBAL ones."
+        )
+    if said.batch_size is not None and batch_size not in (None, said.batch_size):
         raise InputError(
             f"the {kind} has batches of {said.batch_size} samples and the run has batches of {batch_size}; either is the GLOBAL "
             f"batch, of all workers together. Say batch_size={said.batch_size} (--batch-size {said.batch_size}) to the run, or "
             f"batch_size={batch_size} to the {kind}."
+        )
+    if options.get("order") is not None:
+        raise InputError(
+            f"an order and a {kind} were given, which has one of its own. Give the data set with the order."
         )
     for name in ("collate", "worker_init_fn"):
         if options.get(name) is not None and getattr(said, name) is not None:
@@ -93,9 +119,10 @@ def merged(
             )
     return (
         said.dataset,
-        said.batch_size,
+        said.batch_size or batch_size or 0,
         {
             **options,
+            "order": said.order,
             "shuffle": options.get("shuffle", True) and said.shuffle,
             "collate": options.get("collate") or said.collate,
             "worker_init_fn": options.get("worker_init_fn") or said.worker_init_fn,
@@ -144,27 +171,3 @@ def note_batches(data: Any) -> str | None:
 
 def _has_samples(data: Any) -> bool:
     return hasattr(data, "__getitem__") and hasattr(data, "__len__")
-
-
-def _shuffles(loader: DataLoader[Any], kind: str) -> bool:
-    """Return whether its order is a shuffled one; raise where it is an order that somebody thought of."""
-    if isinstance(loader.dataset, IterableDataset):
-        return False
-    sampler = loader.sampler
-    if type(sampler) is SequentialSampler:
-        return False
-    if type(sampler) is RandomSampler and not sampler.replacement and sampler.num_samples == _length(loader):
-        return True
-    raise InputError(
-        f"the {kind} has a sampler ({type(sampler).__name__}), but the order of samples is a function of the seed and the "
-        "workers' shares follow from it. Leave the sampler out; for a fixed order or a subset give a data set that has it."
-    )
-
-
-def _divides(loader: DataLoader[Any], batch_size: int) -> bool:
-    """Return whether the last batch is as long as the others, so that there is none to drop."""
-    return not isinstance(loader.dataset, IterableDataset) and _length(loader) % batch_size == 0
-
-
-def _length(loader: DataLoader[Any]) -> int:
-    return len(loader.dataset)  # type: ignore[arg-type]

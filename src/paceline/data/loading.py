@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -10,12 +11,15 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
-from paceline.compat.data_loader import end_workers, show_dataset
+from paceline.compat.data_loader import end_workers, lost_workers, show_dataset
 from paceline.compat.parent_death import die_with_parent
 from paceline.data.failures import Failure
 from paceline.data.permutation import Indices
 from paceline.data.reading import Reader
+from paceline.errors import LoadingProcessError
 
+GOING_S = 1.0
+"""How long a process may take to be gone after its sockets are."""
 WorkerInit = Callable[[int], None]
 MicroBatch = tuple[int, Indices]
 """An epoch, and the samples of one micro-batch."""
@@ -150,10 +154,31 @@ def _as_it_is(batch: Any) -> Any:
 
 
 def _unpacked(results: Iterator[Any]) -> Iterator[Any]:
-    for result in results:
+    while True:
+        try:
+            result = next(results)
+        except StopIteration:
+            return
+        except (
+            RuntimeError,
+            EOFError,
+            OSError,
+        ) as error:  # of the queue itself: the data set's own come as a Failure
+            lost = lost_workers(results, GOING_S)
+            if not lost:
+                raise
+            raise LoadingProcessError(_how_lost(*lost[0])) from error
         if isinstance(result, Failure):
             raise result.unpack()
         yield result
+
+
+def _how_lost(number: int, pid: int, status: int) -> str:
+    who = f"its loading process {number} (pid {pid})"
+    if status >= 0:
+        return f"{who} exited with status {status}"
+    name = signal.Signals(-status).name if -status in set(signal.Signals) else f"signal {-status}"
+    return f"{who} was killed by {name}"
 
 
 def _shut_down(iterator: Iterator[Any] | None) -> None:

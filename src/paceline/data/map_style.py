@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Generator, Iterator
 from itertools import islice, tee
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
@@ -28,6 +28,8 @@ class StepPlan(NamedTuple):
     owned: range
     samples: list[Indices]
     micro_batches: list[list[Indices]]
+    contents: str | None = None
+    beginning: str | None = None
 
     def filled(self, batches: Iterator[Any]) -> StepData:
         """Return the step with the batches that come next, one for each micro-batch."""
@@ -35,7 +37,7 @@ class StepPlan(NamedTuple):
             ShardData(shard, samples, list(islice(batches, len(pieces))))
             for shard, samples, pieces in zip(self.owned, self.samples, self.micro_batches, strict=True)
         ]
-        return StepData(self.epoch, self.step, self.size, tuple(shards))
+        return StepData(self.epoch, self.step, self.size, tuple(shards), self.contents, self.beginning)
 
 
 class Schedule:
@@ -81,10 +83,20 @@ class Schedule:
             first = last
 
 
+class Planned(Protocol):
+    """Which samples the owned shards hold, step by step."""
+
+    owned: range
+
+    def steps(self, epoch: int, start_step: int) -> Iterator[StepPlan]:
+        """Yield the steps of an epoch from `start_step` on."""
+        ...
+
+
 class MapStyle:
     """The steps of the owned shards of a map-style data set, read in this process."""
 
-    def __init__(self, schedule: Schedule, reader: Reader) -> None:
+    def __init__(self, schedule: Planned, reader: Reader) -> None:
         self._schedule, self._reader = schedule, reader
 
     def steps(self, epoch: int, start_step: int) -> Generator[StepData]:
@@ -104,7 +116,7 @@ class MapStyle:
 class LoadedMapStyle(MapStyle):
     """The steps of the owned shards of a map-style data set, read ahead by other processes."""
 
-    def __init__(self, schedule: Schedule, reader: Reader, options: LoadingOptions) -> None:
+    def __init__(self, schedule: Planned, reader: Reader, options: LoadingOptions) -> None:
         super().__init__(schedule, reader)
         self._processes = LoadingProcesses(reader, options)
 

@@ -1,6 +1,7 @@
 """Reading samples of a map-style data set, so that what they draw depends on nothing but the sample.
 
-Whatever `__getitem__` draws from torch, numpy or `random` is a function of (seed, epoch, sample); what the
+Whatever `__getitem__` draws from torch, numpy or `random` is a function of (seed, epoch, sample), in an order of the run's
+own of (seed, epoch, position); what the
 collate function draws, of (seed, epoch, first sample of the micro-batch). Neither depends on the worker or
 the loading process, and the training process's own generators are left as they were. (A generator that the
 data set made for itself is its own affair.)
@@ -22,6 +23,7 @@ from paceline.data.epochs import epoch_setters, tell_epoch
 from paceline.data.generators import GeneratorsAside, seed_generators
 from paceline.data.in_place import Items
 from paceline.data.permutation import Indices
+from paceline.data.resident import ResidentReader, fits_on
 from paceline.world.seeds import derive
 
 Collate = Callable[[list[Any]], Any]
@@ -31,17 +33,20 @@ class Reader(Protocol):
     """Turns the sample ids of some micro-batches into collated batches."""
 
     def read(self, epoch: int, pieces: Sequence[Indices]) -> list[Any]:
-        """Return one collated batch for each piece."""
+        """Return one collated batch for each piece; a piece with two columns holds positions of the epoch beside the samples."""
         ...
 
 
-def reader_of(dataset: Any, *, seed: int, collate: Collate | None) -> Reader:
-    """Choose the fastest reader that gives the same batches."""
+def reader_of(
+    dataset: Any, *, seed: int, collate: Collate | None, device: torch.device | None = None
+) -> Reader:
+    """Choose the fastest reader that gives the same batches; `device` is where they go, and may be made."""
     plain_tensors = type(dataset) is TensorDataset and all(
         type(tensor) is Tensor and tensor.layout == torch.strided for tensor in dataset.tensors
     )
     if plain_tensors and collate is None:
-        return TensorReader(dataset)
+        resident = device is not None and fits_on(device, dataset.tensors)
+        return ResidentReader(dataset, device) if resident and device is not None else TensorReader(dataset)
     return SampleReader(dataset, seed=seed, collate=collate or default_collate)
 
 
@@ -83,7 +88,7 @@ class SampleReader:
         with self._aside:
             if not self._draws:
                 try:
-                    batches = [self._plain(epoch, piece.tolist()) for piece in pieces]
+                    batches = [self._plain(epoch, _samples(piece)) for piece in pieces]
                 except Exception:
                     # What failed on draws that belong to nobody must be tried again with the sample's own.
                     if not self._aside.drawn():
@@ -92,18 +97,20 @@ class SampleReader:
                     if not self._aside.drawn():
                         return batches
                 self._draws = True
-            return [self._seeded(epoch, piece.tolist()) for piece in pieces]
+            return [self._seeded(epoch, piece) for piece in pieces]
 
     def _plain(self, epoch: int, samples: list[int]) -> Any:
         items = self._many(epoch, samples) if self._fetches_many else [self._one(epoch, i) for i in samples]
         return self._collated(epoch, samples, items)
 
-    def _seeded(self, epoch: int, samples: list[int]) -> Any:
-        items = []
-        for sample in samples:
-            seed_generators(derive(self._seed, "sample", epoch, sample))
+    def _seeded(self, epoch: int, piece: Indices) -> Any:
+        items, samples = [], _samples(piece)
+        # An order of the run's own may name a sample twice, which is not to be augmented alike.
+        name, places = ("sample", samples) if piece.ndim == 1 else ("position", piece[:, 1].tolist())
+        for sample, place in zip(samples, places, strict=True):
+            seed_generators(derive(self._seed, name, epoch, place))
             items.append(self._one(epoch, sample))
-        seed_generators(derive(self._seed, "collate", epoch, samples[0]))
+        seed_generators(derive(self._seed, "collate", epoch, places[0]))
         return self._collated(epoch, samples, items)
 
     def _many(self, epoch: int, samples: list[int]) -> list[Any]:
@@ -135,3 +142,8 @@ class SampleReader:
         if watched is not None:
             watched.check(samples, lambda sample: self._one(epoch, sample))
         return batch
+
+
+def _samples(piece: Indices) -> list[int]:
+    samples: list[int] = (piece if piece.ndim == 1 else piece[:, 0]).tolist()
+    return samples

@@ -12,8 +12,13 @@ from paceline.data.epochs import epoch_setters
 from paceline.data.loaders import check_dataset
 from paceline.data.loading import LoadingOptions, WorkerInit
 from paceline.data.map_style import LoadedMapStyle, MapStyle, Schedule
+from paceline.data.ordered import OrderedSchedule
+from paceline.data.orders import Order
+from paceline.data.parts import LoadedParts, Parts, PartsStream
 from paceline.data.permutation import EpochPermutation
-from paceline.data.reading import Collate, reader_of
+from paceline.data.reading import Collate, SampleReader, reader_of
+from paceline.data.repeats import repeated
+from paceline.data.resident import ResidentReader
 from paceline.data.shards import steps_per_epoch
 from paceline.data.step_data import StepData
 from paceline.data.stream import LoadedStream, Stream, is_stream
@@ -37,8 +42,8 @@ class ShardedLoader:
     What is read is a function of the data set, the seed, the batch size and the shards; never of the number
     of workers, nor of how loading is done. One epoch is read at a time: a new one ends the earlier.
 
-    With `num_workers` a map-style data set is read by that many processes, which stay between epochs;
-    a stream by one process, because its items come one after the other. Each prepares `prefetch`
+    With `num_workers` a map-style data set is read by that many processes, which stay between epochs, and `Parts` by that many
+    at most; a stream by one process, because its items come one after the other. Each prepares `prefetch`
     micro-batches (steps, for a stream) ahead. `shuffle` does not apply to a stream.
     """
 
@@ -51,13 +56,19 @@ class ShardedLoader:
         seed: int,
         owned: range,
         shuffle: bool = True,
+        order: Order | None = None,
         micro_batch: int | None = None,
         collate: Collate | None = None,
         num_workers: int = 0,
         worker_init_fn: WorkerInit | None = None,
         pin_memory: bool = False,
         prefetch: int = 2,
+        device: torch.device | None = None,
     ) -> None:
+        """`device` is where batches are computed with: they may come from a copy of the data set there.
+
+        An `order` says what an epoch reads, in place of `shuffle`.
+        """
         check_dataset(dataset)
         batch_size, shards = COUNT.read("batch_size", batch_size), SHARDS.read("shards", shards)
         _check_cut(batch_size, shards, owned)
@@ -70,52 +81,118 @@ class ShardedLoader:
         self.batch_size = batch_size
         self._running: Generator[StepData] | None = None
         self._source: _Source
-        self._stream: Stream | None = None
-        self.is_told_epochs = bool(epoch_setters(dataset))
+        self._compared: Stream | OrderedSchedule | PartsStream | None = None
+        """What other workers may read otherwise, and is compared."""
+        self.is_told_epochs = order is not None or bool(epoch_setters(dataset))
         """Whether the data set, or one that it is made of, is told which epoch begins."""
         self.readings = 0
         """How many epochs were begun with the shards that this worker carries now."""
         self.samples: int | None
         self.order: EpochPermutation | None = None
-        """Where each position of an epoch finds its sample; None for a stream, which has its own."""
-        if is_stream(dataset):
-            self.samples = _stream_length(dataset)
-            self._stream = Stream(
-                dataset,
-                batch_size=batch_size,
-                shards=shards,
-                seed=seed,
-                owned=owned,
-                micro_batch=micro_batch,
-                collate=collate,
-            )
+        """Where each position of an epoch finds its sample; None where it has an order of its own, as streams have."""
+        self.uneven = order is not None
+        """Whether batches in the middle of an epoch may be smaller than the others."""
+        cut: dict[str, Any] = {
+            "batch_size": batch_size,
+            "shards": shards,
+            "seed": seed,
+            "owned": owned,
+            "micro_batch": micro_batch,
+        }
+        if isinstance(dataset, Parts) or is_stream(dataset):
+            if order is not None:
+                raise InputError(
+                    "a stream is read in its own order, so it takes no other. Give a map-style data set, or leave order out."
+                )
             options = LoadingOptions(dataset, 1, worker_init_fn, prefetch, pin_memory=False)
-            self._source = LoadedStream(self._stream, options) if num_workers else self._stream
+            self._source = self._stream_of(dataset, {**cut, "collate": collate}, options, num_workers)
         else:
-            self.samples = _map_style_length(dataset)
-            self.order = EpochPermutation(self.samples, seed, shuffle)
-            schedule = Schedule(
-                self.order, batch_size=batch_size, shards=shards, owned=owned, micro_batch=micro_batch
-            )
-            reader = reader_of(dataset, seed=seed, collate=collate)
+            reader = reader_of(dataset, seed=seed, collate=collate, device=None if num_workers else device)
+            self._pin &= not isinstance(reader, ResidentReader)
             options = LoadingOptions(dataset, num_workers, worker_init_fn, prefetch, self._pin)
+            schedule = self._schedule_of(dataset, reader, cut, order, shuffle)
             self._source = (
                 LoadedMapStyle(schedule, reader, options) if num_workers else MapStyle(schedule, reader)
             )
-        self.steps_per_epoch = None if self.samples is None else steps_per_epoch(self.samples, batch_size)
+        self.repeats = 1
+        """How many steps in a row are trained with each batch: an epoch has so many times as many."""
+
+    @property
+    def batches_per_epoch(self) -> int | None:
+        """How many global batches an epoch has, where that is known before it is read."""
+        if isinstance(self._compared, OrderedSchedule):
+            return self._compared.steps_per_epoch
+        return None if self.samples is None else steps_per_epoch(self.samples, self.batch_size)
+
+    @property
+    def steps_per_epoch(self) -> int | None:
+        """How many steps of training an epoch takes, where that is known before it is read."""
+        batches = self.batches_per_epoch
+        return None if batches is None else batches * self.repeats
+
+    @property
+    def in_parts(self) -> bool:
+        """Whether each worker reads parts of its own."""
+        return isinstance(self._compared, PartsStream)
+
+    def _stream_of(
+        self, dataset: Any, cut: dict[str, Any], options: LoadingOptions, num_workers: int
+    ) -> _Source:
+        if isinstance(dataset, Parts):
+            self.samples = dataset.samples
+            parts = self._compared = PartsStream(dataset, **cut)
+            return LoadedParts(parts, options, num_workers) if num_workers else parts
+        self.samples = _stream_length(dataset)
+        stream = self._compared = Stream(dataset, **cut)
+        return LoadedStream(stream, options) if num_workers else stream
+
+    def _schedule_of(
+        self, dataset: Any, reader: Any, cut: dict[str, Any], order: Order | None, shuffle: bool
+    ) -> Schedule | OrderedSchedule:
+        samples = _map_style_length(dataset)
+        if order is None:
+            seed = cut.pop("seed")
+            self.samples, self.order = samples, EpochPermutation(samples, seed, shuffle)
+            return Schedule(self.order, **cut)
+        self.samples = None
+        places = isinstance(reader, SampleReader)
+        made = self._compared = OrderedSchedule(order, samples=samples, with_positions=places, **cut)
+        return made
+
+    def disorder(self) -> str | None:
+        """Return why what is read is not in the order of the samples; None where it is, or in an order that somebody gave."""
+        if isinstance(self._compared, PartsStream):
+            return "a loader of Parts, whose samples are dealt to the shards"
+        return None if self.order is None or not self.order.shuffle else "a loader that shuffles"
 
     def epoch(
-        self, epoch: int, start_step: int = 0, *, contents: bool = False, beginning: bool = False
+        self,
+        epoch: int,
+        start_step: int = 0,
+        *,
+        times: int = 1,
+        contents: bool = False,
+        beginning: bool = False,
+        states: bool = False,
+        state: Any = None,
     ) -> Iterator[StepData]:
-        """Yield the steps of an epoch from `start_step` on; with the `contents` of a stream, for workers to compare.
+        """Yield the steps of an epoch from `start_step` on, each batch `times` times in a row.
 
-        With the `beginning` of a stream's epoch, also where no step of it is left: as one step of no items.
+        With the `contents` of a stream, for workers to compare.
+        With the `beginning` of a stream's epoch, also where no step of it is left: as one step of no items. With the `states` of
+        a stream behind each step; with such a `state` reading goes on there, and not from the beginning of the epoch. There are
+        none, and the epoch is read again, where batches are given several times: states are those of batches, not of steps.
         """
         self._stop_running()
         self.readings += 1
-        if self._stream is not None:
-            self._stream.notes_contents, self._stream.tells_beginning = contents, beginning
-        self._running = self._source.steps(epoch, start_step)
+        if self._compared is not None:
+            self._compared.notes_contents, self._compared.tells_beginning = contents, beginning
+        if isinstance(self._compared, Stream):
+            goes_on = times == 1
+            self._compared.keeps_states, self._compared.state = states and goes_on, state if goes_on else None
+        self._running = self._source.steps(epoch, start_step // times)
+        if times > 1:
+            self._running = repeated(self._running, times, start_step % times)
         return map(pinned, self._running) if self._pin else self._running
 
     def beginning_of(self, epoch: int) -> str | None:
@@ -123,6 +200,8 @@ class ShardedLoader:
         if self._running is not None:
             self.readings -= 1
         self._stop_running()
+        if isinstance(self._compared, Stream):
+            self._compared.keeps_states, self._compared.state = False, None
         first = self._source.steps(epoch, 0)
         found = next(first, None)
         first.close()

@@ -14,7 +14,7 @@ class ShardData:
 
     index: int
     samples: Indices
-    """The ids of the samples in the whole data set, in order."""
+    """The ids of the samples in the whole data set, in order; in an order of the run's own, as in a stream, their positions."""
     batches: list[Any]
     """The collated micro-batches."""
 
@@ -31,12 +31,17 @@ class StepData:
     shards: tuple[ShardData, ...]
     """The shards this worker carries, empty ones included."""
     contents: str | None = None
-    """What items of a stream's global batch hold, where that was asked for and is looked at in this step."""
+    """What items of a stream's global batch hold, where that was asked for and is looked at; or the run's own order."""
     beginning: str | None = None
-    """What items of a stream's first global batch in this epoch hold, empty where nothing of them can be compared.
+    """What items of a stream's first global batch in this epoch hold, empty where nothing of them can be compared;
+    or the run's own order.
 
     It is said in the first step of a reading, where that batch was read and has more than one item.
     """
+    state: Any = None
+    """The state of a stream behind this step, where it has one that was seen to bring it back."""
+    note: str | None = None
+    """What the user is to know of the stream."""
 
 
 def split_micro_batches(samples: Indices, micro_batch: int | None) -> list[Indices]:

@@ -8,12 +8,14 @@ What the stream draws from torch, numpy or `random` while it gives the items of 
 epoch, step), and leaves the training process's generators as they were. A stream with `set_epoch` (Hugging Face shuffles by
 it) is told each epoch before it is read, wherever in it reading begins. A resumed stream is read again from
 its beginning and so continues exactly. One that knows a shorter way may define `seek(position)`: the next
-`__iter__` then starts at that item; such a stream must not carry draws over from earlier items.
+`__iter__` then starts at that item; such a stream must not carry draws over from earlier items. One with `state_dict` and
+`load_state_dict` goes on where a state says (see `stream_state`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Generator, Iterable, Iterator
+from dataclasses import replace
 from itertools import count
 from typing import Any
 
@@ -27,6 +29,7 @@ from paceline.data.loading import LoadingOptions, StreamProcess
 from paceline.data.reading import Collate
 from paceline.data.shards import shard_bounds
 from paceline.data.step_data import ShardData, StepData, split_micro_batches
+from paceline.data.stream_state import StreamStates, has_state
 from paceline.errors import InputError
 from paceline.world.seeds import derive
 
@@ -53,42 +56,49 @@ class Stream:
         micro_batch: int | None,
         collate: Collate | None,
     ) -> None:
+        self._dataset: Any
         self._dataset, self._batch_size, self._seed = dataset, batch_size, seed
         self._shards, self._owned, self._micro_batch = shards, owned, micro_batch
         self._collate = collate
         self._aside, self._aside_to_look = GeneratorsAside(), GeneratorsAside()
         self.notes_contents = False
         """Whether a step says what its items hold: the first that is read, and the steps 1, 2, 4, 8 and so on."""
+        self.keeps_states = False
+        """Whether a step says what the stream's state is behind it."""
+        self.state: Any = None
+        """The state at which the next reading begins, where one is known."""
+        self._states = StreamStates(dataset) if has_state(dataset) and not hasattr(dataset, "seek") else None
         self.tells_beginning = False
         """Whether there is a step of no items where no other is left: it says what the epoch began with."""
 
     def steps(self, epoch: int, start_step: int) -> Generator[StepData]:
         """Yield the steps of an epoch from `start_step` on."""
-        tell_epoch(epoch_setters(self._dataset), epoch, anew=True)
-        seek = getattr(self._dataset, "seek", None)
-        first = 0 if seek is None else start_step
+        source, first = self._opened(epoch, start_step)
+        reads_first = first == 0 and getattr(source, "seek", None) is None
         items: Iterator[Any] | None = None
         beginning: str | None = None
+        before: Any = None
         for step in count(first):
             with self._aside:
-                seed_generators(derive(self._seed, "stream", epoch, step))
+                self._seed_step(epoch, step)
                 if items is None:
-                    if seek is not None:
-                        seek(start_step * self._batch_size)
-                    items = iter(self._dataset)
+                    if not reads_first and source is self._dataset:
+                        source.seek(start_step * self._batch_size)
+                    items = iter(source)
                 batch = self._next_batch(items, epoch, step)
                 compares = self.notes_contents and (step == start_step or (step + 1).bit_count() == 1)
                 looks = step == 0 or (compares and step >= start_step)
                 contents = self._look(batch) if looks else None
-                if step == 0 and len(batch) > 1 and seek is None:
+                if step == 0 and len(batch) > 1 and reads_first:
                     beginning = contents or ""
+                before, note = self._state(source, epoch, step, batch, before)
                 data = (
-                    self._step_data(
-                        epoch,
-                        step,
-                        batch,
-                        contents if compares else None,
-                        beginning if step == start_step else None,
+                    replace(
+                        self._step_data(epoch, step, batch),
+                        contents=contents if compares else None,
+                        beginning=beginning if step == start_step else None,
+                        state=before if self._states is not None and self._states.trusted else None,
+                        note=note,
                     )
                     if batch and step >= start_step
                     else None
@@ -101,6 +111,42 @@ class Stream:
                 if self.tells_beginning and beginning is not None and data is None and step <= start_step:
                     yield StepData(epoch, start_step, 0, (), None, beginning)
                 return
+
+    def _opened(self, epoch: int, start_step: int) -> tuple[Any, int]:
+        """Return what is iterated over in this reading, and the step at which that begins."""
+        states, state = self._states, self.state
+        if states is not None and (self.keeps_states or state is not None):
+            states.begin()
+            if state is not None and start_step and states.usable:
+                with self._aside:
+                    goes_on = states.goes_on(
+                        epoch, state, self._batch_size, lambda: self._seed_step(epoch, 0)
+                    )
+                    if goes_on:
+                        return states.opened(epoch, state), start_step
+        tell_epoch(epoch_setters(self._dataset), epoch, anew=True)
+        return self._dataset, start_step if hasattr(self._dataset, "seek") else 0
+
+    def _state(
+        self, source: Any, epoch: int, step: int, batch: list[Any], before: Any
+    ) -> tuple[Any, str | None]:
+        """Return the state behind a batch, and what is to be said where none can be used any more.
+
+        States are tried where the first can be, and in the steps 1, 3, 7 and so on.
+        """
+        states = self._states
+        if states is None or not self.keeps_states:
+            return None, None
+        if not states.usable or not batch:
+            return None, states.fault
+        after = states.of(source)
+        if before is not None and (not states.trusted or (step + 1).bit_count() == 1):
+            with self._aside_to_look:
+                states.check(epoch, before, batch, lambda: self._seed_step(epoch, step))
+        return after, states.fault
+
+    def _seed_step(self, epoch: int, step: int) -> None:
+        seed_generators(derive(self._seed, "stream", epoch, step))
 
     def own(self, owned: range) -> None:
         """Carry other shards from the next `steps` on."""
@@ -128,9 +174,7 @@ class Stream:
         with self._aside_to_look:
             return contents_of(batch)
 
-    def _step_data(
-        self, epoch: int, step: int, batch: list[Any], contents: str | None, beginning: str | None
-    ) -> StepData:
+    def _step_data(self, epoch: int, step: int, batch: list[Any]) -> StepData:
         parts = []
         for shard in self._owned:
             low, high = shard_bounds(shard, self._shards, len(batch))
@@ -141,7 +185,7 @@ class Stream:
                 for piece in pieces
             ]
             parts.append(ShardData(shard, samples, batches))
-        return StepData(epoch, step, len(batch), tuple(parts), contents, beginning)
+        return StepData(epoch, step, len(batch), tuple(parts))
 
     def _collated(self, epoch: int, step: int, items: list[Any], place: int) -> Any:
         first = step * self._batch_size + place

@@ -3,26 +3,6 @@
 Nothing here loads torch before a worker does.
 """
 
-import inspect
-import sys
-from types import ModuleType
-from typing import Any
+from paceline import lazy
 
-
-class _CallableModule(ModuleType):
-    """A module that can be called: `paceline.launch` is this package, and calling it launches."""
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        from paceline.launch.api import launch
-
-        return launch(*args, **kwargs)
-
-    @property
-    def __signature__(self) -> Any:
-        """What a call takes: read only where somebody asks."""
-        from paceline.launch.api import launch
-
-        return inspect.signature(launch)
-
-
-sys.modules[__name__].__class__ = _CallableModule
+lazy.call(__name__, "paceline.launch.api", "launch")

@@ -43,14 +43,14 @@ class Release:
 
 @dataclass(frozen=True)
 class Begin:
-    """Tell a worker of a role to begin: all have met."""
+    """Have a worker of a role begin: all have met."""
 
     member: int
 
 
 @dataclass(frozen=True)
 class Tell:
-    """Tell a worker that another is lost, and that it goes on without it."""
+    """Notify a worker that another is lost, and that it goes on without it."""
 
     member: int
     lost: int
@@ -93,7 +93,7 @@ class Expel:
 
 @dataclass(frozen=True)
 class Say:
-    """Tell the user something about the group."""
+    """Show the user something about the group."""
 
     text: str
 

@@ -29,6 +29,7 @@ from paceline.observe.events import Note
 from paceline.remote import reach
 from paceline.training import folder
 from paceline.training.options import OPTION, TASK, WORKERS, RunOptions
+from paceline.training.script import check_importing
 from paceline.training.spec import TrainSpec
 from paceline.world import env
 
@@ -51,8 +52,7 @@ def launch(
     Started by torchrun, mpirun or srun (or any launcher that sets RANK and WORLD_SIZE), this process is one of the workers
     already: the function is called here, in that world, and `workers` does not count.
     """
-    if job.importing():
-        raise job.ReachedLaunch
+    check_importing()
     with errors_in_keywords():
         if options.get("rendezvous") is None:
             slurm.enter()
@@ -134,9 +134,13 @@ def plan(
     # One shard's share of the cores, not one worker's: the bits of a sum depend on how many threads took it.
     threads = max(1, env.cores() // options.total_shards) if threads is None else threads
     check_process_limit(options.workers + options.total_servers, threads, options.num_workers)
+    call = job.function_call(function, args, kwargs, asdict(options))
+    payloads = [call.payload, *([spec.shipped] if spec is not None and spec.shipped is not None else [])]
+    codes = [one.fingerprint for one in payloads if one.sources]
+    facts = {**(record or {}), **({"code": " ".join(codes)} if codes else {})}
     return launcher.plan(
         LaunchSpec(
-            call=job.function_call(function, args, kwargs, asdict(options)),
+            call=call,
             workers=options.processes,
             threads=threads,
             out=options.out,
@@ -161,7 +165,7 @@ def plan(
             grace=options.grace,
             rendezvous=rendezvous,
             secret_file=options.secret_file,
-            agreed=machines.agreed(function, options, record or {}) if rendezvous is not None else {},
+            agreed=machines.agreed(function, options, facts) if rendezvous is not None else {},
         )
     )
 
@@ -172,6 +176,7 @@ def _modules(function: Callable[..., Any] | str, options: RunOptions) -> tuple[s
     needed += [function.partition(":")[0]] if isinstance(function, str) else ()
     needed += strategies.SHARDED_OPTIMIZER if options.tuning.shard_optimizer else ()
     needed += ("paceline.compat.compiler",) if options.tuning.activation_checkpointing != "none" else ()
+    needed += ("paceline.compat.compiler_ahead",) if options.compile else ()
     return tuple(dict.fromkeys(needed))
 
 

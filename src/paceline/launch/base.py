@@ -14,9 +14,10 @@ from paceline.launch.failures import Failure
 from paceline.launch.job import Call, Job
 from paceline.launch.nodes.rendezvous import Rendezvous
 from paceline.launch.policy import Policy
+from paceline.launch.worker_output import WorkerOutput
 from paceline.launch.workers.process_limit import check_process_limit
 from paceline.option_fields import Options, ranged, required
-from paceline.ranges import SECONDS, THREADS, WORKERS
+from paceline.ranges import PORT, SECONDS, THREADS, WORKERS
 from paceline.training.options import RunOptions
 from paceline.transport.secret import Secret
 
@@ -35,6 +36,12 @@ class LaunchSpec(Options):
     """`sys.argv` of the workers."""
     environment: Mapping[str, str] = field(default_factory=dict)
     """Variables added to the launcher's own environment."""
+    variables: Mapping[str, str] = field(default_factory=dict)
+    """Variables in place of those that say who a worker is."""
+    output: WorkerOutput | None = None
+    """Whose output is shown; None shows rank 0's."""
+    master_port: int = ranged(0, PORT)
+    """The port at which a script's ranks meet; 0 takes a free one."""
     shared: Mapping[str, str] = field(default_factory=dict)
     """More of them, which workers on other machines have as they are at the machine that leads."""
     modules: tuple[str, ...] = ()
@@ -67,6 +74,8 @@ class LaunchPlan:
     policy: Policy
     record: Mapping[str, Any] = field(default_factory=dict)
     grace: float = RunOptions.grace
+    output: WorkerOutput | None = None
+    master_port: int = 0
     rendezvous: Rendezvous | None = None
     agreed: Mapping[str, str] = field(default_factory=dict)
     secret: Secret | None = None
@@ -81,7 +90,8 @@ class LaunchPlan:
 
     def describe(self) -> str:
         """Return one line per worker."""
-        lines = [f"{self.launcher}: {len(self.jobs)} worker(s), {self.jobs[0].threads} thread(s) each"]
+        count = self.policy.workers
+        lines = [f"{self.launcher}: {count} worker(s), {self.jobs[0].threads} thread(s) each"]
         if self.policy.trains:
             lines[0] += f", {self.policy.shards} shard(s)"
         if self.rendezvous is not None:
@@ -91,6 +101,8 @@ class LaunchPlan:
             f"  rank {job.identity.rank} of {job.identity.size}: {' '.join(job.arguments)}"
             for job in self.jobs
         ]
+        if count > len(self.jobs):
+            lines += ["  the other ranks have been started already, each by itself"]
         return "\n".join(lines)
 
 
@@ -136,6 +148,7 @@ class Outcome:
 
     def value(self) -> tuple[Any, ...]:
         """Return the results, or raise what went wrong; SIGTERM ends this process, with the status of the commands."""
+        __tracebackhide__ = True
         if self.interrupted == signal.SIGTERM:
             raise SystemExit(self.status)
         if self.interrupted is not None:

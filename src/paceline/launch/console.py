@@ -14,6 +14,7 @@ from paceline.launch.background_output import PIECE, BackgroundOutput
 from paceline.observe.events import (
     CheckpointDamaged,
     Event,
+    Logged,
     Note,
     RunFinished,
     StepFinished,
@@ -88,7 +89,7 @@ class Console:
         if isinstance(event, RunFinished):
             self.result = event.result
         if self._progress is not None:
-            lines = 0 if isinstance(event, StepFinished) else 1
+            lines = 0 if isinstance(event, StepFinished | Logged) else 1
             self._show("err", partial(self._progress.emit, event), lines)
         elif (isinstance(event, WorkerLost) and event.trace) or isinstance(event, self._warnings):
             self.line(str(describe(event, Pace())))

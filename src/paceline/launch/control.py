@@ -6,11 +6,11 @@ import contextlib
 import json
 import os
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from paceline.documents import read_object
+from paceline.documents import fits, read_object
 from paceline.errors import InputError
 from paceline.launch.accepting import Acceptor
 from paceline.transport.runtime_folder import RuntimeFolder
@@ -78,24 +78,69 @@ class ControlSocket:
                 self._record.unlink()
 
 
-def order(folder: Path, request: dict[str, Any]) -> str:
-    """Send an order to the launcher of the run in `folder`, and return its answer."""
+@contextlib.contextmanager
+def owned(folder: Path, starter: str) -> Iterator[None]:
+    """Name in the run folder who has started the workers, as long as they work: whoever it is, it takes no orders of ours."""
+    record = folder / NAME
+    text = json.dumps({"pid": os.getpid(), "host": env.host(), "started_by": starter}) + "\n"
+    record.write_text(text)
+    try:
+        yield
+    finally:
+        with contextlib.suppress(OSError):
+            if record.read_text() == text:
+                record.unlink()
+
+
+def in_progress(folder: Path) -> dict[str, Any] | None:
+    """Return what the launcher of a run in progress says of itself; None where there is none, or it was killed here."""
     try:
         found = read_object(folder / NAME)
     except (OSError, ValueError):
+        return None
+    pid = found.get("pid")
+    # Others may have written it, and it is shown; 0 and below are no process.
+    words = (found.get("host"), found.get("started_by", ""))
+    if (
+        not isinstance(pid, int)
+        or not fits(pid, int)
+        or pid <= 0
+        or not all(isinstance(one, str) and one.isprintable() for one in words)
+    ):
+        return None
+    if found["host"] == env.host():
+        try:
+            os.kill(pid, 0)
+        except PermissionError:
+            return found
+        except (OSError, OverflowError):
+            return None
+    return found
+
+
+def order(folder: Path, request: dict[str, Any]) -> str:
+    """Send an order to the launcher of the run in `folder`, and return its answer."""
+    found = in_progress(folder)
+    if found is None:
         raise InputError(
             f"no run is in progress in {folder}. Give the --out folder of one, on the machine it was launched on."
-        ) from None
+        )
+    if "started_by" in found:
+        raise InputError(
+            f"the workers of {folder} were started by {found['started_by']}, which owns them, so they take no orders. End them "
+            "there (Ctrl-C, SIGTERM or scancel), and start the run again with --resume, on as many workers as you like."
+        )
     try:
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
             connection.settimeout(10.0)
             connection.connect(found["socket"])
             connection.sendall(json.dumps(request).encode())
             reply = json.loads(connection.makefile().readline())
-    except (OSError, ValueError, LookupError, TypeError) as error:
+            done, said = reply["ok"], str(reply["said"])
+    except (OSError, ValueError, LookupError, TypeError, RecursionError) as error:
         raise InputError(
             f"the launcher of {folder} does not answer ({error!r}). It has ended, or runs on another machine."
         ) from None
-    if not reply["ok"]:
-        raise InputError(reply["said"])
-    return str(reply["said"])
+    if not done:
+        raise InputError(said)
+    return said

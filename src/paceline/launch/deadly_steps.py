@@ -67,10 +67,9 @@ def _samples(failure: Failure, out: Path | None) -> list[int]:
     start = receipt.last
     if start.stream or not start.samples or failure.step < start.step:
         return []
-    epochs, step = divmod(
-        start.step_of_epoch + failure.step - start.step, steps_per_epoch(start.samples, receipt.batch_size)
-    )
-    first, last = batch_bounds(step, receipt.batch_size, start.samples)
+    per_epoch = steps_per_epoch(start.samples, receipt.batch_size) * start.repeats
+    epochs, step = divmod(start.step_of_epoch + failure.step - start.step, per_epoch)
+    first, last = batch_bounds(step // start.repeats, receipt.batch_size, start.samples)
     bounds = [shard_bounds(shard, receipt.shards, last - first) for shard in failure.shards]
     order = EpochPermutation(start.samples, start.order_seed, start.shuffle)
     found = [order.indices(start.epoch + epochs, first + low, first + high) for low, high in bounds]

@@ -10,7 +10,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from paceline.errors import DiskFaultError, InputError, NonFiniteLossError, RecordsError, WorkerGoneError
+from paceline.errors import (
+    DiskFaultError,
+    InputError,
+    LoadingProcessError,
+    NonFiniteLossError,
+    RecordsError,
+    WorkerGoneError,
+)
 from paceline.world.peer_failure_messages import names_a_lost_peer, text_of, writable
 
 _PACKAGE = Path(__file__).resolve().parents[1]
@@ -69,8 +76,8 @@ def from_exception(error: BaseException, rank: int, host: str, step: int | None 
         return Failure(rank=rank, host=host, kind="disk", message=text_of(error), step=step)
     if isinstance(error, InputError):
         return Failure(rank=rank, host=host, kind="input", message=text_of(error), step=step)
-    if isinstance(error, NonFiniteLossError):
-        # Its words name step, shard and samples; where in our loop it was raised helps nobody.
+    if isinstance(error, NonFiniteLossError | LoadingProcessError):
+        # Their words name step, shard and samples, or the process; where in our loop they were raised helps nobody.
         return Failure(rank=rank, host=host, kind="code", message=text_of(error), step=step)
     lost = isinstance(error, WorkerGoneError) or names_a_lost_peer(error)
     return Failure(

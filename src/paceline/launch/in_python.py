@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import MISSING, Field, asdict, fields
 from typing import Any, get_type_hints
@@ -27,20 +27,33 @@ _OF_TRAINING = {
     "epochs": _IN_STEPS,
     "max_grad_norm": f"step.apply({{said}}) or {_IN_STEPS}",
     "steps": "run.steps(data, {said}) in a loop of your own; for a Task it is an option of paceline train",
+    "eval_every": "the loop of your own, which calls run.evaluate when it likes, or to the Task as an attribute",
+    "predict": "run.predict(data, function, out=FILE) in a loop of your own; for a Task it is an option of paceline train",
     "horizon": "the schedule that a loop of your own makes; for a Task it is an option of paceline train",
 }
 """Options of `paceline train` that a function has a place of its own for."""
+OF_STARTING = ("on", "hosts", "ssh", "resources")
+"""Options of `paceline train` that start its command anew: there is none to start in the midst of a script."""
 _VALUE = r"'[^']*'|-?[0-9][\w.:]*|[A-Z][A-Z:]*\b|[\w-]+=[\w=-]+(?:,[\w-]+=[\w=-]+)*|host:port|%s"
 _LETTERS = r"--(no-)?([a-z][a-z-]*[a-z])"
 
 
-def keywords() -> dict[str, tuple[Field[Any], Any]]:
+OF_RUN: tuple[type[Options], ...] = (RunOptions, Tuning)
+OF_TASK = (*OF_RUN, TrainSpec)
+"""Whose fields are keywords: of a launch, and of a training."""
+
+
+def keywords(kinds: tuple[type[Options], ...] = OF_RUN) -> dict[str, tuple[Field[Any], Any]]:
     """Return the keywords, each with its field and its type: the options of every strategy stand beside the common ones."""
     found: dict[str, tuple[Field[Any], Any]] = {}
-    kinds: tuple[type[Options], ...] = (RunOptions, Tuning)
     for kind in kinds:
         hints = get_type_hints(kind)
-        found |= {one.name: (one, hints[one.name]) for one in fields(kind) if one.name not in _FILLED_IN}  # type: ignore[arg-type]
+        plain = fields(kind)  # type: ignore[arg-type]
+        found |= {
+            one.name: (one, hints[one.name])
+            for one in plain
+            if one.name not in _FILLED_IN and (kind is not TrainSpec or shown(one))
+        }
     return found
 
 
@@ -55,18 +68,30 @@ def run_options(given: Mapping[str, Any]) -> tuple[RunOptions, Mapping[str, Any]
             if name in _OF_TRAINING:
                 place = _OF_TRAINING[name].format(said=f"{name}={given[name]!r:.40}")
                 raise InputError(f"{name} is no option of launch. It belongs to {place}.")
+            if name in OF_STARTING:
+                raise InputError(
+                    f"{name} is no option of launch: it would start this script anew for each worker. Start the script with "
+                    "torchrun, mpirun or srun, which launch joins by itself, or give a Task to paceline train, which has it."
+                )
             raise UnknownNameError("option", name, [*known, *_BESIDE])
-    own = known_options(Tuning)
-    said = RunOptions.read({name: value for name, value in given.items() if name not in own})
-    out, tuning = said.get("out"), said.pop("tuning", {})
+    said = read_keywords(given)
+    out = said.get("out")
     before = folder.read_spec(out) if said.get("resume") and out is not None else {}
     had = before.get("options", {})
-    if isinstance(tuning, Tuning):  # it says every one of them
+    if isinstance(given.get("tuning"), Tuning):  # it says every one of them
         had = {**had, "tuning": {}}
     overrides = {name: had[name] for name in OVERRIDES if name in had} | before.get("overrides", {})
-    said |= _tuning(tuning, {name: value for name, value in given.items() if name in own})
     made, notes = options_over(said, {**before, "options": had, "overrides": overrides}, out)
     return made, before, notes
+
+
+def read_keywords(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return options by keywords as they are kept, those of single strategies beside the others."""
+    own, of_task = known_options(Tuning), known_options(TrainSpec)
+    said = RunOptions.read({name: value for name, value in given.items() if name not in own})
+    said |= TrainSpec.read({name: value for name, value in given.items() if name in of_task})
+    flat = {name: value for name, value in given.items() if name in own}
+    return said | _tuning(said.pop("tuning", {}), flat)
 
 
 def _tuning(nested: Any, flat: Mapping[str, Any]) -> dict[str, Any]:
@@ -83,7 +108,9 @@ def _tuning(nested: Any, flat: Mapping[str, Any]) -> dict[str, Any]:
     return {**nested, **flat}
 
 
-def signature(function: Callable[..., Any]) -> inspect.Signature:
+def signature(
+    function: Callable[..., Any], kinds: tuple[type[Options], ...] = OF_RUN, left_out: Collection[str] = ()
+) -> inspect.Signature:
     """Return what a function takes, with the keywords in the place of its `**options`."""
     own = inspect.signature(function, eval_str=True)
     kept = [one for one in own.parameters.values() if one.kind is not inspect.Parameter.VAR_KEYWORD]
@@ -94,19 +121,19 @@ def signature(function: Callable[..., Any]) -> inspect.Signature:
             default={} if one.default is MISSING else one.default,
             annotation=hint,
         )
-        for name, (one, hint) in keywords().items()
-        if name not in own.parameters
+        for name, (one, hint) in keywords(kinds).items()
+        if name not in own.parameters and name not in left_out
     ]
     return own.replace(parameters=[*kept, *more])
 
 
 @contextmanager
-def errors_in_keywords() -> Iterator[None]:
+def errors_in_keywords(words: Callable[[str], str] | None = None) -> Iterator[None]:
     """Raise what a user gave wrong in the words that a call in Python has."""
     try:
         yield
     except InputError as error:
-        text = in_keywords(str(error))
+        text = (words or in_keywords)(str(error))
         if text == str(error):
             raise
         made = type(error).__new__(type(error))
@@ -133,6 +160,13 @@ def in_keywords(text: str) -> str:
     one = _VALUE % "|".join(sorted(map(re.escape, _texts()), key=len, reverse=True))
     several = rf"(?:{one})(?:, (?:{one}))*(?: or (?:{one}))?"
     return re.sub(rf"{_LETTERS}(?: ({several})(?![\w=-]))?", said, text)
+
+
+def in_words(text: str) -> str:
+    """Return a message about a Task as a call has it: the arguments of its constructor, too."""
+    return in_keywords(
+        re.sub(r"--set ([A-Za-z_]\w*)=([^\s:]+?)(?=[.,:]?(?:\s|$))", r"settings={'\1': \2}", text)
+    )
 
 
 def _quoted(value: str) -> str:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
-import pickle
+import inspect
 import runpy
 import sys
 from collections.abc import Callable, Mapping
@@ -18,52 +18,14 @@ from types import MethodType, ModuleType
 from typing import TYPE_CHECKING, Any, Protocol
 
 from paceline.errors import InputError
-from paceline.training import folder
+from paceline.launch.workers.program import become
+from paceline.training import by_value, folder
+from paceline.training.by_value import FAILS, Payload
+from paceline.training.script import MAIN, MAIN_ALIAS, execute, import_script, script
 from paceline.world.env import Identity
 
 if TYPE_CHECKING:
     from paceline.launch.workers.context import Worker
-
-MAIN_ALIAS = "__mp_main__"
-"""The name under which a worker imports the user's script, as multiprocessing does: `if __name__ == "__main__"` stays quiet."""
-
-
-_importing = False
-
-
-class ReachedLaunch(BaseException):
-    """The user's script, imported by a worker, has come to its own call of `launch`: all above it is defined."""
-
-
-def importing() -> bool:
-    """Return whether a worker is importing the user's script right now."""
-    return _importing
-
-
-def _import_script(path: str) -> ModuleType:
-    """Import the user's script under its alias, as far as its call of `launch`, once in a worker's life."""
-    there = sys.modules.get(MAIN_ALIAS)
-    if there is not None and there.__file__ == path:
-        return there
-    global _importing  # noqa: PLW0603  (read by launch, in this process, while the script runs)
-    module = ModuleType(MAIN_ALIAS)
-    sys.modules[MAIN_ALIAS] = module
-    _importing = True
-    try:
-        _execute(path, module)
-    except ReachedLaunch:
-        pass  # no `if __name__ == "__main__"` is needed around it
-    finally:
-        _importing = False
-    return module
-
-
-def _execute(path: str, module: ModuleType) -> None:
-    """Run a file as the main module; unlike runpy's way, `sys.argv` stays and the module outlives the call."""
-    module.__file__ = path
-    sys.modules["__main__"] = module
-    code = compile(Path(path).read_bytes(), path, "exec")
-    exec(code, module.__dict__)  # noqa: S102  (the user's own script)
 
 
 class Call(Protocol):
@@ -89,6 +51,8 @@ class Job:
     arguments: list[str] = field(default_factory=list)
     shared: Mapping[str, str] = field(default_factory=dict)
     """What of the environment workers on other machines are to have, too."""
+    variables: Mapping[str, str] = field(default_factory=dict)
+    """What a script is told in place of what the identity says."""
     newcomer: bool = False
     """Whether this worker is to join a run that is in progress."""
     modules: tuple[str, ...] = ()
@@ -105,8 +69,8 @@ class FunctionCall:
     name: str
     main_path: str | None
     """The script the function lives in, when its module is `__main__`."""
-    payload: bytes
-    """Pickled (bound, args, kwargs), unpickled after the user's module is imported; what is bound comes before the run."""
+    payload: Payload
+    """(bound, args, kwargs), opened after the user's module is imported; what is bound comes before the run."""
     options: Mapping[str, Any]
     """Keyword arguments of `RunOptions`."""
 
@@ -122,7 +86,7 @@ class FunctionCall:
 
     def arguments(self) -> tuple[tuple[Any, ...], tuple[Any, ...], dict[str, Any]]:
         """Return the arguments in front of the run, those after it, and those by name; `resolve` comes first."""
-        return pickle.loads(self.payload)  # type: ignore[no-any-return]  # noqa: S301  (made by this user's own launcher)
+        return self.payload.open()  # type: ignore[no-any-return]
 
     def resumed(self) -> FunctionCall:
         """Return the same call, going on from the last checkpoint."""
@@ -130,9 +94,7 @@ class FunctionCall:
 
     def resolve(self) -> Callable[..., Any]:
         """Return the function itself, importing the user's script under an alias when it is defined there."""
-        value: Any = (
-            _import_script(self.main_path) if self.main_path else importlib.import_module(self.module)
-        )
+        value: Any = import_script(self.main_path) if self.main_path else importlib.import_module(self.module)
         for part in self.name.split("."):
             value = getattr(value, part, None)
         if value is None:
@@ -157,16 +119,49 @@ def function_call(
         main_path = None
     else:
         function, bound, kwargs = _unbound(function, kwargs)
+        if _has_no_file(function):
+            return _by_value(function, bound, args, kwargs, options)
         module, name, main_path = _address(function)
+    payload = _packed(name, bound, args, kwargs)
+    return FunctionCall(module=module, name=name, main_path=main_path, payload=payload, options=dict(options))
+
+
+def call_sent(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Call a function that came as a value: in a worker it is the first of the arguments."""
+    return function(*args, **kwargs)
+
+
+def _has_no_file(function: Callable[..., Any]) -> bool:
+    """Return whether a function is of the main module, and that is no file: of a cell, a prompt or standard input."""
+    return getattr(function, "__module__", None) == MAIN and script() is None and inspect.isroutine(function)
+
+
+def _by_value(
+    function: Callable[..., Any],
+    bound: tuple[Any, ...],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    options: Mapping[str, Any],
+) -> FunctionCall:
+    """Describe a call of a function that goes with its code."""
+    name = function.__qualname__
+    _ = by_value.packed(function, name)  # which says what in it cannot be sent
+    payload = _packed(name, (function, *bound), args, kwargs)
+    return FunctionCall(
+        module=__name__, name=call_sent.__name__, main_path=None, payload=payload, options=dict(options)
+    )
+
+
+def _packed(name: str, bound: tuple[Any, ...], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Payload:
+    """Return what a function is called with, packed; refuse what cannot be sent, by which argument it is."""
     try:
-        payload = pickle.dumps((bound, args, kwargs))
-    except (pickle.PicklingError, TypeError, AttributeError) as error:
+        return by_value.pack((bound, args, kwargs))
+    except FAILS as error:
         which = _unsendable(bound, args, kwargs)
         raise InputError(
             f"{which} of {name} cannot be sent to another process: {error}. Give what can be pickled (no lambda, no function "
             f"that is defined inside another, no open file), or make it inside {name}."
         ) from error
-    return FunctionCall(module=module, name=name, main_path=main_path, payload=payload, options=dict(options))
 
 
 def _unsendable(bound: tuple[Any, ...], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str:
@@ -176,16 +171,14 @@ def _unsendable(bound: tuple[Any, ...], args: tuple[Any, ...], kwargs: Mapping[s
         **named,
         **{f"the argument {name}=": value for name, value in kwargs.items()},
     }.items():
-        try:
-            pickle.dumps(value)
-        except (pickle.PicklingError, TypeError, AttributeError):
+        if not by_value.travels(value):
             return f"{which} ({getattr(value, '__qualname__', type(value).__name__)})"
     return "what is given"
 
 
 def is_in_script(function: Callable[..., Any]) -> bool:
     """Return whether workers import the script that was started to find a function."""
-    return getattr(_unbound(function, {})[0], "__module__", None) == "__main__"
+    return getattr(_unbound(function, {})[0], "__module__", None) == MAIN and script() is not None
 
 
 def name_of(function: Callable[..., Any] | str) -> str:
@@ -223,31 +216,30 @@ def _address(function: Callable[..., Any]) -> tuple[str, str, str | None]:
             f"{name} cannot be run in another process: it is defined inside a function or is a lambda. "
             "Define it at the top of its module."
         )
-    if module not in ("__main__", MAIN_ALIAS):
+    if module not in (MAIN, MAIN_ALIAS):
         return module, name, None
-    script = getattr(sys.modules["__main__"], "__file__", None)
-    if script is None or not Path(script).is_file():
-        source = "an interactive session" if script is None else f"a script that is no file ({script})"
-        raise InputError(f"{name} is defined in {source}, which workers cannot import. Put it in a file.")
-    return module, name, str(Path(script).resolve())
+    return module, name, script()
 
 
 @dataclass(frozen=True, kw_only=True)
 class ScriptCall:
-    """Run a script or a module as `__main__`, as torchrun does."""
+    """Run a script or a module as `__main__`, or a program in place of this process, as torchrun does."""
 
     target: str
     is_module: bool = False
+    is_program: bool = False
 
     def __call__(self, worker: Worker) -> None:  # noqa: ARG002  (a script finds the world by itself)
         """Run it; the job has set `sys.argv`, the environment and the working directory."""
-        if self.is_module:
+        if self.is_program:
+            become(sys.argv)
+        elif self.is_module:
             sys.path.insert(0, str(Path.cwd()))
             _check_module(self.target)
             runpy.run_module(self.target, run_name="__main__", alter_sys=True)
         else:
             sys.path.insert(0, str(Path(self.target).parent))
-            _execute(self.target, ModuleType("__main__"))
+            execute(self.target, ModuleType(MAIN))
 
 
 def _check_module(name: str) -> None:

@@ -1,11 +1,11 @@
-"""The keywords of `paceline.launch`, for whoever reads types before anything runs: editors and type checkers.
+"""The keywords of `paceline.launch` and `paceline.train` for whoever reads types before anything runs: editors, type checkers.
 
 `python -m tests.unit.launch.keywords` writes the fields from the classes of options: no type checker reads them there.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypedDict
 
@@ -27,17 +27,20 @@ class LaunchOptions(TypedDict, total=False):
     micro_batch: int | None
     precision: str
     compile: bool
+    cuda_graph: str
     sync_batchnorm: bool
     transport: str
     backend: str
     find_unused_parameters: bool
     check_collectives: bool
+    profile: bool
     save_every: int | str | None
     keep: int
+    keep_best: int
     save_async: bool
     peer_snapshots: int
     snapshot_every: int
-    tensorboard: bool
+    sink: str | type | Sequence[str | type] | None
     elastic: bool
     min_workers: int
     max_restarts: int
@@ -70,3 +73,15 @@ class LaunchOptions(TypedDict, total=False):
     outer_lr: float
     outer_momentum: float
     staleness: int
+
+
+class TrainOptions(LaunchOptions, total=False):
+    """Those that a Task has beside them."""
+
+    epochs: int | None
+    steps: int | None
+    horizon: int | None
+    batch_size: int | None
+    max_grad_norm: float | None
+    eval_every: int | str | None
+    predict: Path | None

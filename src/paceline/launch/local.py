@@ -89,6 +89,7 @@ class LocalLauncher:
                 arguments=spec.arguments or list(sys.argv),
                 modules=spec.modules,
                 shared=shared,
+                variables=spec.variables,
             )
             for rank in range(spec.workers)
         )
@@ -100,6 +101,8 @@ class LocalLauncher:
             record=spec.record,
             policy=policy,
             grace=spec.grace,
+            output=spec.output,
+            master_port=spec.master_port,
             rendezvous=spec.rendezvous,
             agreed=spec.agreed,
             secret=secret,

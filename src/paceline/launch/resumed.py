@@ -12,13 +12,15 @@ from paceline import strategies
 from paceline.errors import InputError
 from paceline.option_fields import flag, known_options
 from paceline.strategies.tuning import Tuning, check_use, serves
+from paceline.training.by_value import Payload
 from paceline.training.options import RunOptions
-from paceline.training.spec import OVERRIDES
+from paceline.training.spec import OVERRIDES, TrainSpec
 from paceline.world import env
 from paceline.world.mesh import Mesh
 
 MOST = 1 << 16
 """More workers than a run ever had."""
+_ENDS = ("epochs", "steps")
 _LAYOUT = ("strategy", "workers", "servers", "shards", "out", "resume")
 """What is not simply kept: it is fitted, looked up, or said each time."""
 
@@ -73,6 +75,27 @@ def options_over(
 def overrides_over(said: Mapping[str, Any], before: Mapping[str, Any]) -> dict[str, Any]:
     """Return what is said now, or was `before`, against the task's own opinion."""
     return {**before.get("overrides", {}), **{name: said[name] for name in OVERRIDES if name in said}}
+
+
+def spec_over(
+    reference: str,
+    name: str,
+    said: Mapping[str, Any],
+    before: Mapping[str, Any],
+    shipped: Payload | None = None,
+) -> TrainSpec:
+    """Return what a training is asked to do: what was `said`, over the spec of the run `before`, which may be empty."""
+    plain = {key: said.get(key, before.get(key)) for key in known_options(TrainSpec)}
+    if any(key in said for key in _ENDS):
+        plain |= {key: said.get(key) for key in _ENDS}
+    return TrainSpec(
+        task=reference,
+        name=name,
+        settings={**before.get("settings", {}), **said.get("settings", {})},
+        overrides=overrides_over(said, before),
+        shipped=shipped,
+        **plain,
+    )
 
 
 @dataclass(frozen=True)

@@ -26,6 +26,7 @@ from paceline.observe.events import Event, WorkerLost
 from paceline.remote.names import INTERFACE, ROLES, Roles
 from paceline.remote.roles import Role
 from paceline.training.options import RunOptions
+from paceline.training.script import check_importing
 from paceline.world import env
 
 _SECRET_BYTES = 32
@@ -60,8 +61,7 @@ def launch_roles(
     Started by torchrun, this process is one of the workers already: give all of them the same `secret`; what comes back
     is this worker's own result.
     """
-    if job.importing():
-        raise job.ReachedLaunch
+    check_importing()
     if rendezvous is None:
         slurm.enter()
     mpi.enter()

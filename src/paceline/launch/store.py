@@ -14,9 +14,12 @@ from paceline.world.interfaces import family
 class MeetingPoint:
     """One store for the groups of one start of all workers, and one port of torch's for a script's own group."""
 
-    def __init__(self, host: str, folder: RuntimeFolder, secret: Secret | None) -> None:
-        """Serve the store in a folder that only this user may enter; with a secret, to other machines, on a port of `host`."""
-        self._reserved = _reserve(host)
+    def __init__(self, host: str, folder: RuntimeFolder, secret: Secret | None, port: int = 0) -> None:
+        """Serve the store in a folder that only this user may enter; with a secret, to other machines, on a port of `host`.
+
+        `port` is for scripts; 0 takes a free one.
+        """
+        self._reserved = _reserve(host, port)
         self.port = int(self._reserved.getsockname()[1])
         """Nobody listens there: rank 0 of a script that calls `init_process_group` does."""
         address = folder.address("store") if secret is None else f"tcp://{at(host, '*')}"
@@ -37,12 +40,12 @@ class MeetingPoint:
         self._reserved.close()
 
 
-def _reserve(host: str) -> socket.socket:
-    """Bind a free port without listening: Linux lets another socket that says SO_REUSEADDR, as torch's does, bind it too."""
+def _reserve(host: str, port: int) -> socket.socket:
+    """Bind a port without listening: Linux lets another socket that says SO_REUSEADDR, as torch's does, bind it too."""
     reserved = socket.socket(family(host), socket.SOCK_STREAM)
     try:
         reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        reserved.bind((host, 0))
+        reserved.bind((host, port))
     except OSError:
         reserved.close()
         raise

@@ -65,7 +65,7 @@ class Supervisor:
     def __init__(self, plan: LaunchPlan, folder: Path, console: Console) -> None:
         self._plan, self._folder, self._console = plan, folder, console
         self._selector = selectors.DefaultSelector()
-        self._pool = LocalWorkerPool(folder, console, self._selector, self)
+        self._pool = LocalWorkerPool(folder, console, self._selector, self, plan.output)
         self._membership = membership = Membership(plan.policy, time.monotonic)
         self._roster, self._shutdown = Roster(), Shutdown()
         self._announcements = Announcements(self._tell)

@@ -62,6 +62,18 @@ class StepFinished(Event):
     seconds: float
     learning_rate: float
     gradient_norm: float | None = None
+    auxiliary: dict[str, float] = field(default_factory=dict)
+    """The mean of each auxiliary term of the loss: its global total over its global weight."""
+
+
+@dataclass(frozen=True, slots=True)
+class Logged(Event):
+    """What the loop has reported of a step with `run.log`."""
+
+    kind: ClassVar[str] = "logged"
+    step: int
+    epoch: int
+    values: dict[str, float]
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +123,20 @@ class Note(Event):
 
     kind: ClassVar[str] = "note"
     text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Profiled(Event):
+    """Where the time of a step went, in seconds, on average over some steps of rank 0."""
+
+    kind: ClassVar[str] = "profiled"
+    steps: int
+    host_s: dict[str, float]
+    """By what it went into: data, forward, backward, reduction, optimizer, waiting, other."""
+    device_s: dict[str, float]
+    """The same of the GPU; empty where there is none."""
+    path: str
+    """The Chrome trace; empty where the run was too short for one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,11 +209,13 @@ _KINDS: dict[str, type[Event]] = {
     for made in (
         RunStarted,
         StepFinished,
+        Logged,
         EpochFinished,
         Evaluated,
         CheckpointSaved,
         CheckpointDamaged,
         Note,
+        Profiled,
         Straggling,
         WorkerLost,
         Regrouped,
@@ -210,7 +238,7 @@ _encode: Callable[[Any], str] = json.JSONEncoder(
 
 def to_json(event: Event) -> str:
     """Write an event as one line of JSON, without the line end."""
-    if type(event) is StepFinished:
+    if type(event) is StepFinished and not event.auxiliary:
         norm = 0.0 if event.gradient_norm is None else event.gradient_norm
         if math.isfinite(event.loss + event.seconds + event.learning_rate + norm):
             return _step_line(event)
@@ -244,7 +272,7 @@ def _step_line(event: StepFinished) -> str:
     return (
         f'{{"kind":"step","time":{event.time!r},"step":{event.step},"epoch":{event.epoch},'
         f'"loss":{float(event.loss)!r},"samples":{event.samples},"seconds":{float(event.seconds)!r},'
-        f'"learning_rate":{float(event.learning_rate)!r},"gradient_norm":{norm}}}'
+        f'"learning_rate":{float(event.learning_rate)!r},"gradient_norm":{norm},"auxiliary":{{}}}}'
     )
 
 

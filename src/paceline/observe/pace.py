@@ -8,6 +8,7 @@ from paceline.observe.events import (
     EpochFinished,
     Evaluated,
     Event,
+    Logged,
     Regrouped,
     RunStarted,
     StepFinished,
@@ -24,6 +25,8 @@ class Pace:
     def __init__(self) -> None:
         self.run: RunStarted | None = None
         self.last: StepFinished | None = None
+        self.logged: dict[str, float] = {}
+        """What the loop has reported, each name with its newest value."""
         self.slow: dict[int, str] = {}
         """Workers that hold the others up, and what they wait for."""
         self._marks: deque[tuple[float, int]] = deque()
@@ -37,8 +40,10 @@ class Pace:
                     self._marks.append((event.time - event.seconds, event.step - 1))
                 self._mark(event.time, event.step)
                 self.last = event
+            case Logged(values=values):
+                self.logged |= values
             case RunStarted():
-                self.run, self.last = event, None
+                self.run, self.last, self.logged = event, None, {}
                 self._marks.clear()
             case Evaluated() | EpochFinished() if self._marks:
                 # The pause of an evaluation is not the speed of training: move the marks past it.

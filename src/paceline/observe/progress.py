@@ -1,4 +1,4 @@
-"""The progress of a run on standard error: one live line on a terminal, a readable log everywhere else."""
+"""The progress of a run: one live line on a terminal or in a notebook's cell, a readable log everywhere else."""
 
 from __future__ import annotations
 
@@ -6,13 +6,17 @@ import os
 import sys
 import threading
 import time
+from collections import deque
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Protocol, TextIO
 
+from paceline.observe import notebook
 from paceline.observe.events import (
     CheckpointDamaged,
     CheckpointSaved,
     EpochFinished,
     Event,
+    Logged,
     Note,
     RunFailed,
     RunFinished,
@@ -27,8 +31,11 @@ if TYPE_CHECKING:
 
 BAR = (8, 40)
 """Fewest and most characters of the bar."""
-DROPPED = ("each", "speed", "epoch", "left", "slow", "loss")
+DROPPED = ("each", "logged", "speed", "epoch", "left", "slow", "loss")
 """What a narrow terminal goes without, first things first."""
+KEPT_LINES = 100
+"""Of what a notebook keeps of a run, the last so many."""
+CELL_COLUMNS = 100
 ERASE_LINE = "\r\x1b[2K"
 ERASE_REST = "\x1b[K"
 
@@ -40,23 +47,32 @@ class Progress(Sink, Protocol):
         """Put the user's own output above the progress, on standard output or standard error."""
 
 
-def open_progress(stream: TextIO | None = None, output: TextIO | None = None) -> Progress:
-    """Choose how to show progress on `stream` (standard error): live on a terminal, as a log elsewhere."""
+Words = Callable[[str], str]
+"""Rewrites a line, for readers to whom options have other names."""
+
+
+def open_progress(
+    stream: TextIO | None = None, output: TextIO | None = None, *, words: Words = str
+) -> Progress:
+    """Choose how to show progress on `stream` (standard error): live on a terminal and in a notebook, as a log elsewhere."""
+    cell = notebook.display() if stream is None else None
     stream = stream or sys.stderr
     output = output or sys.stdout
+    if cell is not None:
+        return CellProgress(cell, stream, output, words=words)
     if stream.isatty():
         from rich.console import Console
 
         if not Console(file=stream).is_dumb_terminal:
-            return TerminalProgress(stream, output)
-    return PlainProgress(stream, output)
+            return TerminalProgress(stream, output, words=words)
+    return PlainProgress(stream, output, words=words)
 
 
 class PlainProgress:
     """A log: a line every two seconds of training, and one for every epoch, evaluation, note and failure."""
 
-    def __init__(self, stream: TextIO, output: TextIO, *, every: float = 2.0) -> None:
-        self._stream, self._output, self._every = stream, output, every
+    def __init__(self, stream: TextIO, output: TextIO, *, every: float = 2.0, words: Words = str) -> None:
+        self._stream, self._output, self._every, self._words = stream, output, every, words
         self._pace = Pace()
         self._lock = threading.Lock()
         self._shown = float("-inf")
@@ -67,6 +83,8 @@ class PlainProgress:
         """Take one event."""
         with self._lock:
             self._pace.follow(event)
+            if isinstance(event, Logged):
+                return
             if isinstance(event, StepFinished | CheckpointSaved):
                 now = time.monotonic()
                 self._behind = now - self._shown < self._every
@@ -99,7 +117,7 @@ class PlainProgress:
             self._stream.flush()
 
     def _write(self, text: str) -> None:
-        _put(self._stream, f"\n{text}" if self._unfinished else text)
+        _put(self._stream, self._words(f"\n{text}" if self._unfinished else text))
         self._unfinished = False
 
 
@@ -110,10 +128,10 @@ class TerminalProgress:
     The cursor stays visible: a run killed from outside leaves the terminal as it found it.
     """
 
-    def __init__(self, stream: TextIO, output: TextIO, *, every: float = 0.1) -> None:
+    def __init__(self, stream: TextIO, output: TextIO, *, every: float = 0.1, words: Words = str) -> None:
         from rich.console import Console
 
-        self._stream, self._output, self._every = stream, output, every
+        self._stream, self._output, self._every, self._words = stream, output, every, words
         self._console = Console(file=stream, highlight=False, soft_wrap=True)
         self._pace = Pace()
         self._lock = threading.Lock()
@@ -124,7 +142,7 @@ class TerminalProgress:
         """Take one event."""
         with self._lock:
             self._pace.follow(event)
-            if isinstance(event, StepFinished):
+            if isinstance(event, StepFinished | Logged):
                 if time.monotonic() - self._drawn >= self._every:
                     self._draw()
                 return
@@ -133,7 +151,7 @@ class TerminalProgress:
             if not isinstance(event, EpochFinished | CheckpointSaved):
                 text = describe(event, self._pace)
                 if text is not None:
-                    self._console.print(text, style=_style(event), markup=False)
+                    self._console.print(self._words(text), style=_style(event), markup=False)
             if not isinstance(event, RunFinished | RunFailed):
                 self._draw()
 
@@ -164,6 +182,56 @@ class TerminalProgress:
         self._stream.write("\r" + captured.get() + ERASE_REST)
         self._stream.flush()
         self._live = True
+        self._drawn = time.monotonic()
+
+
+class CellProgress:
+    """One output of a notebook's cell, replaced twice a second: what is worth keeping, above a live line."""
+
+    def __init__(
+        self,
+        cell: notebook.Cell,
+        stream: TextIO,
+        output: TextIO,
+        *,
+        every: float = 0.5,
+        words: Words = str,
+    ) -> None:
+        self._cell, self._stream, self._output, self._every, self._words = cell, stream, output, every, words
+        self._pace = Pace()
+        self._lock = threading.Lock()
+        self._drawn = float("-inf")
+        self._kept: deque[str] = deque(maxlen=KEPT_LINES)
+        self._live = False
+
+    def emit(self, event: Event) -> None:
+        """Take one event."""
+        with self._lock:
+            self._pace.follow(event)
+            self._live = not isinstance(event, RunFinished | RunFailed)
+            if isinstance(event, StepFinished | EpochFinished | CheckpointSaved):
+                if time.monotonic() - self._drawn < self._every:
+                    return
+            elif (text := describe(event, self._pace)) is not None:
+                self._kept.append(self._words(text))
+            self._draw()
+
+    def print(self, text: str, *, error: bool = False) -> None:
+        """Put the user's own output beside it, where a notebook has output."""
+        with self._lock:
+            stream = self._stream if error else self._output
+            stream.write(text)
+            stream.flush()
+
+    def close(self) -> None:
+        """Leave what is kept, without the live line."""
+        with self._lock:
+            self._live = False
+            self._draw()
+
+    def _draw(self) -> None:
+        live = [live_line(self._pace, CELL_COLUMNS).plain] if self._live and self._pace.run else []
+        self._cell.show("\n".join([*self._kept, *live]))
         self._drawn = time.monotonic()
 
 

@@ -10,6 +10,7 @@ from paceline.observe.events import (
     Evaluated,
     Event,
     Note,
+    Profiled,
     Regrouped,
     RunFailed,
     RunStarted,
@@ -19,6 +20,8 @@ from paceline.observe.events import (
 from paceline.observe.pace import Pace
 
 GAP = "  "
+SHOWN = 3
+"""How many of the auxiliary terms and reported values have room in the line of progress."""
 MEANING = {
     "bitwise": "same bits for any number of workers",
     "numeric": "same answer up to rounding for any number of workers",
@@ -45,7 +48,7 @@ def promise(level: str, shards: int | None, shards_from: str | None) -> str:
     return f"{MEANING[level]} ({formats.plural(shards, 'shard')})"
 
 
-def describe(event: Event, pace: Pace) -> str | None:  # noqa: PLR0911 - one return for each event
+def describe(event: Event, pace: Pace) -> str | None:  # noqa: C901, PLR0911, PLR0912 - one branch for each event
     """Return what happened in one line; None for events that need no line of their own."""
     match event:
         case RunStarted():
@@ -65,6 +68,8 @@ def describe(event: Event, pace: Pace) -> str | None:  # noqa: PLR0911 - one ret
             return f"checkpoint {path} is damaged and was passed over: {reason}"
         case Note(text=text):
             return f"note: {text}"
+        case Profiled():
+            return profile_table(event)
         case Straggling(rank=rank, host=host, times=times, waits_for=waits_for):
             if not waits_for:
                 return f"rank {rank} on {host} keeps up with the others again"
@@ -78,6 +83,27 @@ def describe(event: Event, pace: Pace) -> str | None:  # noqa: PLR0911 - one ret
             return f"rank {rank} on {host} failed: {reason}"
         case _:
             return None
+
+
+def profile_table(event: Profiled) -> str:
+    """Return where the time of a step went as a table, and where its trace is."""
+    columns = {"host": event.host_s, "GPU": event.device_s} if event.device_s else {"host": event.host_s}
+    width = max(map(len, event.host_s))
+    lines = [f"where the time of a step goes (rank 0, mean of {formats.plural(event.steps, 'step')}):"]
+    lines.append(GAP + " " * width + "".join(f"{name:>18}" for name in columns))
+    for name in event.host_s:
+        cells = [_cell(column[name], sum(column.values())) for column in columns.values()]
+        lines.append(f"{GAP}{name:<{width}}{''.join(cells)}")
+    totals = [_cell(sum(column.values()), sum(column.values())) for column in columns.values()]
+    lines.append(f"{GAP}{'step':<{width}}{''.join(totals)}")
+    if event.path:
+        lines.append(f"trace, for https://ui.perfetto.dev or chrome://tracing: {event.path}")
+    return "\n".join(lines)
+
+
+def _cell(seconds: float, whole: float) -> str:
+    share = seconds / whole if whole else 0.0
+    return f"{formats.milliseconds(seconds * 1e3):>12}{f'{share:.0%}'.replace('%', ' %'):>6}"
 
 
 _SOURCES = {
@@ -106,6 +132,9 @@ def fields(pace: Pace) -> dict[str, str]:
         "epoch": epoch_of(last.epoch, pace),
         "loss": f"loss {formats.number(last.loss)}",
     }
+    shown = [*last.auxiliary.items(), *pace.logged.items()][:SHOWN]
+    if shown:
+        parts["logged"] = GAP.join(f"{name} {formats.number(value)}" for name, value in shown)
     if (speed := pace.samples_per_second) is not None and (each := pace.seconds_per_step) is not None:
         parts["speed"] = f"{formats.count(speed)} samples/s"
         parts["each"] = f"{formats.milliseconds(each * 1000)}/step"

@@ -12,10 +12,11 @@ import threading
 import time
 from collections.abc import Iterable
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Protocol
 
-from paceline.observe.events import Event, StepFinished, to_json
+from paceline.observe.events import Event, Logged, StepFinished, to_json
 
 UNWRITTEN = 1 << 20
 """Bytes of events that are kept for a disk that does not take them."""
@@ -48,13 +49,16 @@ class JsonlSink:
         self._unwritten = b""
         """Lines that the disk did not take."""
         self._said = False
-        _drop_torn_line(path)
+        drop_torn_line(path)
 
     def emit(self, event: Event) -> None:
         """Take one event; only some calls write."""
         with self._lock:
             self._waiting.append(event)
-            if type(event) is not StepFinished or time.monotonic() - self._written >= self._every:
+            if (
+                not isinstance(event, StepFinished | Logged)
+                or time.monotonic() - self._written >= self._every
+            ):
                 self._write()
 
     def close(self) -> None:
@@ -101,6 +105,8 @@ class RelaySink:
         self._patience = patience
         self._lock = threading.Lock()
         self._held: StepFinished | None = None
+        self._logged: Logged | None = None
+        """What was reported since the last step that was sent: the newest value of each name."""
         self._waiting = bytearray()
         self._sent = float("-inf")
         self._open = True
@@ -109,6 +115,10 @@ class RelaySink:
     def emit(self, event: Event) -> None:
         """Take one event."""
         with self._lock:
+            if type(event) is Logged:
+                before = {} if self._logged is None else self._logged.values
+                self._logged = replace(event, values={**before, **event.values})
+                return
             if type(event) is StepFinished:
                 now = time.monotonic()
                 if now - self._sent < self._every:
@@ -122,6 +132,7 @@ class RelaySink:
                 self._held = None
             else:
                 self._queue_held()
+            self._queue_logged()
             self._waiting += to_json(event).encode() + b"\n"
             self._send()
 
@@ -139,7 +150,13 @@ class RelaySink:
             self._open = False
             os.close(self._fd)
 
+    def _queue_logged(self) -> None:
+        if self._logged is not None:
+            self._waiting += to_json(self._logged).encode() + b"\n"
+            self._logged = None
+
     def _queue_held(self) -> None:
+        self._queue_logged()
         if self._held is not None:
             self._waiting += to_json(self._held).encode() + b"\n"
             self._held = None
@@ -174,8 +191,8 @@ class Fanout:
                 stack.callback(sink.close)
 
 
-def _drop_torn_line(path: Path) -> None:
-    # A machine that lost power can leave half a line; appending to it would spoil the next event too.
+def drop_torn_line(path: Path) -> None:
+    """Cut off half a line that a machine which lost power has left: appending to it would spoil the next one too."""
     with path.open("rb+") as file:
         size = end = file.seek(0, os.SEEK_END)
         step = 1 << 16

@@ -7,13 +7,14 @@ from pathlib import Path
 from typing import Any
 
 from paceline.errors import InputError
-from paceline.observe.events import EpochFinished, Evaluated, Event, RunStarted, StepFinished
+from paceline.observe.events import Event, RunStarted, StepFinished
+from paceline.observe.scalars import Scalars, scalars
 
 _LONGEST_WAIT_S = 3.0
 
 
 class TensorBoardSink:
-    """Writes train/*, epoch/* and eval/* scalars to `folder`; events without a curve are left out.
+    """Writes train/*, epoch/* and eval/* scalars to `tensorboard` in the run folder; events without a curve are left out.
 
     Of steps in quick succession one in `every` seconds is written: a record costs 0.3 ms of Python.
     """
@@ -33,8 +34,9 @@ class TensorBoardSink:
         self._every = every
         self._written = float("-inf")
         self._held: StepFinished | None = None
-        _await_own_second(Path(folder))
-        self._writer: Any = EventFileWriter(str(folder), max_queue_size=1000, flush_secs=2)
+        place = Path(folder) / "tensorboard"
+        _await_own_second(place)
+        self._writer: Any = EventFileWriter(str(place), max_queue_size=1000, flush_secs=2)
 
     def emit(self, event: Event) -> None:
         """Take one event."""
@@ -47,17 +49,12 @@ class TensorBoardSink:
             return
         self._write_held()
         match event:
-            case EpochFinished():
-                self._write(event.step, event.time, {"epoch/loss": event.loss})
-            case Evaluated():
-                named = {f"eval/{name}": value for name, value in event.metrics.items()}
-                self._write(event.step, event.time, named)
             case RunStarted(start_step=step) if step > 0:
                 # TensorBoard then forgets what an interrupted run wrote past the step this one resumes from.
                 start = self._session(status=self._session.START)
                 self._writer.add_event(self._event(wall_time=event.time, step=step + 1, session_log=start))
             case _:
-                pass
+                self._write(scalars(event))
 
     def close(self) -> None:
         """Write what is left and close the file."""
@@ -66,20 +63,15 @@ class TensorBoardSink:
 
     def _write_held(self) -> None:
         event, self._held = self._held, None
-        if event is None:
-            return
-        scalars = {
-            "train/loss": event.loss,
-            "train/learning_rate": event.learning_rate,
-            "train/samples_per_second": event.samples / max(event.seconds, 1e-9),
-        }
-        if event.gradient_norm is not None:
-            scalars["train/gradient_norm"] = event.gradient_norm
-        self._write(event.step, event.time, scalars)
+        if event is not None:
+            self._write(scalars(event))
 
-    def _write(self, step: int, time: float, scalars: dict[str, float]) -> None:
-        values = [self._summary.Value(tag=tag, simple_value=value) for tag, value in scalars.items()]
-        self._writer.add_event(self._event(wall_time=time, step=step, summary=self._summary(value=values)))
+    def _write(self, found: Scalars | None) -> None:
+        if found is None:
+            return
+        values = [self._summary.Value(tag=tag, simple_value=value) for tag, value in found.values.items()]
+        summary = self._summary(value=values)
+        self._writer.add_event(self._event(wall_time=found.time, step=found.step, summary=summary))
 
 
 def _await_own_second(folder: Path) -> None:

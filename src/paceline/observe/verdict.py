@@ -32,6 +32,7 @@ _ACTIVITIES = {
     Phase.COMMUNICATION: "waiting for the others",
     Phase.IDLE: "between steps",
     Phase.ENDED: "done",
+    Phase.COMPILE: "compiling",
 }
 _STATES = {"R": ", running on", "D": ", blocked on a disk or a network file system"}
 

@@ -45,7 +45,11 @@ class RunSegment:
     samples: int | None
     """Of the training set; None for a stream that does not say."""
     shuffle: bool
+    repeats: int = 1
+    """How many steps in a row were taken with each batch: the turns of several optimizers."""
     order_seed: int
+    uneven: bool = False
+    """Whether an order of the run's own makes the batches, and one in the middle of an epoch may be smaller than the others."""
     # The computation.
     precision: str
     compile: bool
@@ -265,6 +269,7 @@ _RANGES = {
     "workers": ranges.WORKERS,
     "processes": ranges.PROCESSES,
     "samples": ranges.SAMPLES,
+    "repeats": ranges.COUNT,
     "order_seed": ranges.SEED,
     "micro_batch": ranges.COUNT,
     "num_workers": ranges.LOADERS,

@@ -23,7 +23,7 @@ class GroupState:
     """Another one after each change of the group."""
     strategy: Strategy
     emit: Callable[[Event], None]
-    """Tells everyone who listens; only rank 0 has listeners."""
+    """Notifies everyone who listens; only rank 0 has listeners."""
     workers: int
     """How many the run began with, on all machines; servers are not counted."""
     position: Position = field(default_factory=Position)

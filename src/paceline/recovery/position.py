@@ -24,7 +24,10 @@ class Position:
 
     def after_step(self) -> Position:
         """Return the position after one more step of the same epoch."""
-        return replace(self, step=self.step + 1, number=self.number + 1)
+        # Not `replace`, which looks at every field first: this is called in every step.
+        return Position(
+            self.epoch, self.step + 1, self.number + 1, self.phase, self.first_epoch, self.first_number
+        )
 
     def next_epoch(self) -> Position:
         """Return the beginning of the next epoch."""

@@ -17,7 +17,7 @@ from torch import Tensor
 from paceline.compat import process_groups
 from paceline.data import owned_shards
 from paceline.reduce.tree import Subtree, cover, splits
-from paceline.world import Comm, PendingReduction, World
+from paceline.world import Comm, PendingReduction, World, spans
 
 Done = Callable[[], None]
 
@@ -108,7 +108,8 @@ class SocketExchange:
         """Add up this worker's chunk of each, and collect everybody's."""
         gathering = []
         for target, received, work, done in self._pending:
-            work.wait()
+            with spans.span(spans.WAITING):
+                work.wait()
             chunk = -(-target.numel() // self._layout.size)
             total = self._add(received)
             whole = target.numel() == chunk * self._layout.size
@@ -119,7 +120,8 @@ class SocketExchange:
             gathering.append((target, result, gathered, total, done))
         self._pending = []
         for target, result, gathered, _, done in gathering:
-            gathered.wait()
+            with spans.span(spans.WAITING):
+                gathered.wait()
             if result is not target:
                 target.copy_(result[: target.numel()])
             done()
@@ -152,7 +154,8 @@ class TorchExchange:
         """Wait for all of them."""
         pending, self._pending = self._pending, []
         for reduction, done in pending:
-            reduction.wait()
+            with spans.span(spans.WAITING):
+                reduction.wait()
             done()
 
 

@@ -87,11 +87,16 @@ class PostBackwardReduce:
         # Which gradients there are travels beside them: as many numbers, each a count of the workers that have it.
         lists = [_filled_up(held, len(like)) for held in nodes]
         found = [float(any(one is not None for one in each)) for each in zip(*lists, strict=True)]
-        return self._travel(self._exchange, lists, like, torch.tensor(found, device=like[0].device))
+        present = torch.tensor(found).to(like[0].device, non_blocking=True)
+        summed, counts = self._travel(self._exchange, lists, like, present)
+        if all(found):
+            return summed  # what is here is somewhere, so no GPU is waited for to say so
+        return [one if count else None for one, count in zip(summed, counts.tolist(), strict=True)]
 
     def _travel(
         self, exchange: Exchange, lists: list[Gradients], like: Sequence[Tensor], present: Tensor
-    ) -> Gradients:
+    ) -> tuple[Gradients, Tensor]:
+        """Return the sums of all places, and how many workers have something at each."""
         self._lay_out(like, present)
         first, *others = lists
         for key, bucket in enumerate(self._buckets):
@@ -108,7 +113,7 @@ class PostBackwardReduce:
         counts = summed.pop()
         if counts is None:
             raise RuntimeError("the counts did not travel")
-        return [one if count else None for one, count in zip(summed, counts.tolist(), strict=True)]
+        return summed, counts
 
     def _lay_out(self, like: Sequence[Tensor], present: Tensor) -> None:
         """Cut the list into buckets, by type and size, once for each list of shapes."""

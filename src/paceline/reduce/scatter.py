@@ -14,7 +14,7 @@ from torch import Tensor
 
 from paceline.compat import process_groups
 from paceline.reduce.exchange import Layout
-from paceline.world import World
+from paceline.world import World, spans
 
 
 class Scatter:
@@ -61,7 +61,8 @@ class Scatter:
             return
         (target, received, work), self._pending = self._pending, None
         if work is not None:
-            work.wait()
+            with spans.span(spans.WAITING):
+                work.wait()
         rows = received.view(sum(self._layout.counts), -1)
         for into, source in self._layout.program:
             rows[into] += rows[source]

@@ -1,7 +1,8 @@
 """The exchange through shared memory: copy in what others add, add one's own chunk, copy out what others added.
 
 A worker's own chunk never leaves its tensor: 4 bytes move for each byte summed, where a copy of everything in and out
-would move 5.5. Additions go piece by piece, so that what was just read or written is still in the cache.
+would move 5.5. Additions go piece by piece, so that what was just read or written is still in the cache. Of a small tensor
+each worker adds up all of it: the same additions, and nobody waits for the others a second time.
 """
 
 from __future__ import annotations
@@ -17,6 +18,8 @@ from paceline.world.shared_memory import LINE, SharedMemoryChannel
 
 PIECE = 1 << 16
 """Elements added at a time: 256 KB of float32, a fraction of a core's own cache."""
+SMALL = 1 << 14
+"""Bytes up to which adding up everything takes less than waiting for others who add up a chunk."""
 ARRIVED, SUMMED = 0, 1
 """The two flags: my parts are in; my chunk is summed."""
 ROOM = 1 << 25
@@ -34,9 +37,11 @@ class _Plan:
     planned once, since cutting views costs more than a small exchange itself."""
 
     copy_in: Pairs
-    pieces: list[tuple[Pairs, tuple[Tensor, Tensor, Tensor], Tensor]]
-    """Additions in place, then the last one with its destination, then where else the total goes."""
+    sums: list[tuple[Tensor, Tensor, Tensor, Tensor | None]]
+    """The additions in order: left, right, where the sum goes, and where else a total goes."""
     copy_out: Pairs
+    chunked: bool
+    """Whether each worker adds up a chunk, and collects the others' from them."""
 
 
 class SharedMemoryExchange:
@@ -74,16 +79,17 @@ class SharedMemoryExchange:
         running, self._running = self._running, []
         for number, plan, _ in running:
             self._channel.wait(ARRIVED, number)
-            for additions, (left, right, total), mine in plan.pieces:
-                for into, source in additions:
-                    into.add_(source)
-                torch.add(left, right, out=total)
-                mine.copy_(total)
-            self._channel.post(SUMMED, number)
+            for left, right, into, mine in plan.sums:
+                torch.add(left, right, out=into)
+                if mine is not None:
+                    mine.copy_(into)
+            if plan.chunked:
+                self._channel.post(SUMMED, number)
         for number, plan, done in running:
-            self._channel.wait(SUMMED, number)
-            for into, source in plan.copy_out:
-                into.copy_(source)
+            if plan.chunked:
+                self._channel.wait(SUMMED, number)
+                for into, source in plan.copy_out:
+                    into.copy_(source)
             done()
         if running:
             self._taken = 0
@@ -121,6 +127,28 @@ class SharedMemoryExchange:
         return [self._channel.tensor(room + self._taken, like.numel(), like.dtype) for room in self._room]
 
     def _make_plan(self, slots: list[Tensor], parts: Sequence[Tensor], target: Tensor) -> _Plan:
+        first = self._layout.first[self._layout.rank]
+        rows = list(slots)
+        rows[first : first + len(parts)] = parts
+        if target.nbytes <= SMALL:
+            return self._plan_whole(slots[first:], rows, parts, target)
+        return self._plan_chunked(slots, rows, parts, target)
+
+    def _plan_whole(
+        self, mine: list[Tensor], rows: list[Tensor], parts: Sequence[Tensor], target: Tensor
+    ) -> _Plan:
+        """Add up all of a tensor, in memory of this worker's own: the others read what was copied in."""
+        *additions, (left, right) = self._layout.program
+        sums: list[tuple[Tensor, Tensor, Tensor, Tensor | None]] = []
+        for a, b in additions:
+            sums.append((rows[a], rows[b], torch.empty_like(target), None))
+            rows[a] = sums[-1][2]
+        sums.append((rows[left], rows[right], target, None))
+        return _Plan(_filled(list(zip(mine, parts, strict=False))), sums, [], chunked=False)
+
+    def _plan_chunked(
+        self, slots: list[Tensor], rows: list[Tensor], parts: Sequence[Tensor], target: Tensor
+    ) -> _Plan:
         layout = self._layout
         bounds = layout.bounds(target.numel())
         first = layout.first[layout.rank]
@@ -128,20 +156,18 @@ class SharedMemoryExchange:
         copy_in: Pairs = []
         for slot, part in zip(slots[first:], parts, strict=False):
             copy_in += [(slot[:start], part[:start]), (slot[stop:], part[stop:])]
-        rows = list(slots)
-        rows[first : first + len(parts)] = parts
         *additions, (left, right) = layout.program
-        pieces = []
+        sums: list[tuple[Tensor, Tensor, Tensor, Tensor | None]] = []
         for low in range(start, stop, PIECE):
             cut = slice(low, min(low + PIECE, stop))
-            last = (rows[left][cut], rows[right][cut], slots[first][cut])
-            pieces.append(([(rows[a][cut], rows[b][cut]) for a, b in additions], last, target[cut]))
+            sums += [(rows[a][cut], rows[b][cut], rows[a][cut], None) for a, b in additions]
+            sums.append((rows[left][cut], rows[right][cut], slots[first][cut], target[cut]))
         copy_out = [
             (target[low:high], slots[layout.first[rank]][low:high])
             for rank, (low, high) in enumerate(bounds)
             if rank != layout.rank
         ]
-        return _Plan(_filled(copy_in), pieces, _filled(copy_out))
+        return _Plan(_filled(copy_in), sums, _filled(copy_out), chunked=True)
 
     def room(self, key: int, like: Tensor) -> list[Tensor]:
         """Return slots that are one tensor's alone, one for each subtree of all workers; the same ones every step."""

@@ -101,7 +101,7 @@ class Request:
             self.refuse(error, read=True)
 
     def refuse(self, error: CallRefusedError, *, read: bool = False) -> None:
-        """Say that something may not be, here in the log and to the caller."""
+        """Report that something may not be, here in the log and to the caller."""
         print(f"paceline: refused: {error}", file=sys.stderr)  # noqa: T201  (the worker's log)
         failure = Failure.of(error, self.session.name)
         if self.keeps:
@@ -291,7 +291,7 @@ class Exchange:
             call.give_up(lambda: gone(call.worker, call.what))
 
     def _run_errands(self) -> None:
-        """Tell owners what was released, and end calls whose time is over, until the end."""
+        """Report to owners what was released, and end calls whose time is over, until the end."""
         while True:
             try:
                 self._run_errands_once()

@@ -72,7 +72,7 @@ class ObjectStore:
         return entry.value
 
     def when_made(self, number: Number, action: Callable[[Any], None]) -> None:
-        """Give a value to an action when it is there; no thread waits with it."""
+        """Call an action with a value when it is there; no thread waits with it."""
         entry = self._entry(number)
         with self._lock:
             if not entry.made.is_set():

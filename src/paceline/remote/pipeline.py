@@ -31,7 +31,7 @@ from paceline.remote.session import current
 IN_FLIGHT = 16
 """How many micro-batches go forward at once: each takes a thread of every stage while it waits for the one before."""
 LossSum = Callable[[Tensor, Tensor], Tensor]
-"""Gives the sum of the losses of some outputs and their targets."""
+"""Returns the sum of the losses of some outputs and their targets."""
 
 
 @service

@@ -48,7 +48,7 @@ class Proxy:
 
 
 class _RemoteMethod:
-    """Gives a bound `Method` and keeps it: made once for each service and name."""
+    """Makes a bound `Method` and keeps it: made once for each service and name."""
 
     def __init__(self, described: Callable[..., Any]) -> None:
         self._described = described

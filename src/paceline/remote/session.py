@@ -45,7 +45,7 @@ class Session:
         """This worker's own name: `server:0`."""
         self.role = roles.role(rank)
         self.numbers = itertools.count(first_number)
-        """Tells apart what this worker creates elsewhere, in this session and all others."""
+        """Distinguishes what this worker creates elsewhere, in this session and all others."""
         self.objects = ObjectStore()
         """What this worker keeps for others."""
         self.passes = Passes(self)

@@ -55,7 +55,7 @@ class ThreadPool:
                 self._waiting.append(thread.job)
 
     def next_job(self, thread: _Thread) -> bool:
-        """Give the thread a job that waits, or note that it is idle, and return which: True for a job."""
+        """Assign the thread a job that waits, or note that it is idle, and return which: True for a job."""
         with self._lock:  # both under it: whoever takes an idle thread gives it a job at once
             if self._waiting:
                 thread.job = self._waiting.popleft()

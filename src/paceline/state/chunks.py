@@ -18,6 +18,8 @@ from paceline.state.packing import packed_size, packed_views
 from paceline.world import World, all_gather_object
 
 MODEL, OPTIMIZER = "model", "optimizer"
+AVERAGE = "average"
+"""What an optimizer keeps of a weight that is averaged over steps: optimizer/NAME/average."""
 TOGETHER = 64 << 20
 """Bytes of whole tensors that are put together at once."""
 
@@ -137,7 +139,7 @@ def assemble(tensors: Mapping[str, Tensor], extra_state: Mapping[str, Any]) -> d
     return {**before, MODEL: model, OPTIMIZER: {**extra_state[OPTIMIZER], "state": slots}, **behind}
 
 
-def _slot_key(name: str, slot: Any) -> str:
+def slot_key(name: str, slot: Any) -> str:
     """Return the key of a tensor that an optimizer keeps; its last part has no slash, whatever the optimizer calls it."""
     if not isinstance(slot, str):
         raise CheckpointError(
@@ -188,9 +190,9 @@ def held_slots(state: Slots, parts: Parts) -> tuple[dict[str, TensorChunk], dict
                 others[name][slot] = value
             elif part is not None and value.dim() and value.shape == part.values.shape:
                 meta = TensorMeta(part.meta.shape, value.dtype)
-                chunks[_slot_key(name, slot)] = TensorChunk(value, part.bounds, meta)
+                chunks[slot_key(name, slot)] = TensorChunk(value, part.bounds, meta)
             else:
-                chunks[_slot_key(name, slot)] = TensorChunk.whole(value)
+                chunks[slot_key(name, slot)] = TensorChunk.whole(value)
     return chunks, others
 
 

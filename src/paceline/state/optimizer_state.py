@@ -93,7 +93,7 @@ def drop_groups(optimizer: Optimizer, count: int) -> bool:
 
 _HOW = frozenset({"foreach", "fused", "capturable", "differentiable"})
 """Options that say how a worker computes its update, not what it comes to."""
-_UNCHANGING = (bool, int, float, str, type(None))
+_UNCHANGING = frozenset({bool, int, float, str, type(None)})
 Options = list[dict[str, Any]]
 """What each group of an optimizer holds beside its parameters."""
 
@@ -168,12 +168,9 @@ def set_options(optimizer: Optimizer, then: Options, *, removes: bool = False) -
 
 
 def _copied(value: Any) -> Any:
-    if isinstance(value, _UNCHANGING) or callable(value):
+    if (type(value) is tuple and _UNCHANGING.issuperset(map(type, value))) or callable(value):
         return value
-    if isinstance(value, Tensor):
-        return value.detach().clone()
-    plain_tuple = isinstance(value, tuple) and all(isinstance(one, int | float) for one in value)
-    return value if plain_tuple else copy.deepcopy(value)
+    return value.detach().clone() if isinstance(value, Tensor) else copy.deepcopy(value)
 
 
 def _named_groups(model: nn.Module, optimizer: Optimizer) -> list[list[str]]:

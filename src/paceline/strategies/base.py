@@ -15,17 +15,19 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from paceline.strategies.buffers.buffers import Rule
+from paceline.strategies.compiled import Compiler
 from paceline.strategies.guards.before_first_step import check_optimizer, check_scheduler
 from paceline.strategies.precision import Precision
 from paceline.strategies.structure import Structure
 from paceline.strategies.tuning import Tuning
-from paceline.task import Loss, Mean
+from paceline.task import Loss
+from paceline.world import World
 
 LossFunction = Callable[[nn.Module, Any], Loss]
-MetricsFunction = Callable[[nn.Module, Any], dict[str, Mean]]
+MetricsFunction = Callable[[nn.Module, Any], Mapping[str, Any]]
 
 
-Rows = dict[tuple[int, int, int], dict[str, Mean]]
+Rows = dict[tuple[int, int, int], Mapping[str, Any]]
 """What evaluation measured, by (step, shard, batch of the shard)."""
 
 
@@ -35,6 +37,10 @@ class Exactness(StrEnum):
     BITWISE = "bitwise"
     NUMERIC = "numeric"
     STATISTICAL = "statistical"
+
+
+def _unheard(_: str) -> None:
+    """Do nothing: nobody is told."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,7 +65,14 @@ class StrategyInputs:
     transport: str = "auto"
     """How workers of one host exchange sums: through shared memory, over sockets (gloo), or what serves best."""
     compile: bool = False
+    """Whether what a step computes is compiled: the loss with the model."""
+    note: Callable[[str], None] = _unheard
+    """Shows the user a line while the run goes on; once, whoever calls it."""
+    cuda_graph: str = "off"
+    """Whether steps are replayed from a CUDA graph: where it pays (auto), wherever it can be (on), or never (off)."""
     find_unused_parameters: bool = False
+    several: bool = False
+    """Whether the run has several optimizers, which may take turns."""
     scaler: torch.amp.GradScaler | None = None
     """The loss scaler to go on with; None makes a new one where the precision needs one."""
     weights_in_sync: bool = False
@@ -90,6 +103,16 @@ class StrategyInputs:
         )
         check_optimizer(made)
         return made
+
+    def compiler(self, world: World) -> Compiler | None:
+        """Return what compiles this run's steps; the one of the group before knows them already."""
+        kept = self.previous.compiler if self.previous is not None and self.previous.whole else None
+        if kept is not None:
+            kept.world = world
+        elif self.compile:
+            bitwise = self.exactness is Exactness.BITWISE
+            kept = Compiler(world, self.note, repeatable=bitwise, in_pieces=bitwise or world.size > 1)
+        return kept
 
     def scheduler(self, optimizer: Optimizer) -> LRScheduler | None:
         """Return the schedule over the optimizer."""
@@ -139,6 +162,7 @@ class Previous(Protocol):
     model: nn.Module
     optimizer: Optimizer
     scheduler: LRScheduler | None
+    compiler: Compiler | None
 
     @property
     def whole(self) -> bool:

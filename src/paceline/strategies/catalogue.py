@@ -37,6 +37,8 @@ class Entry:
     """Whether each worker along its side of the mesh holds a part of the state only."""
     servers: int = 0
     """How many servers stand beside its workers where nobody says; 0 where it has none."""
+    several: bool = False
+    """Whether it trains several models and optimizers in one run."""
 
     @property
     def imports(self) -> tuple[str, ...]:
@@ -62,21 +64,25 @@ STRATEGIES = {
     "single": Entry(
         "paceline.strategies.data_parallel.single:Single",
         "one process, one device: the reference",
+        several=True,
         processes=1,
     ),
     "dp": Entry(
         "paceline.strategies.data_parallel.dp:DataParallel",
         "one process, one thread per replica, a master that gathers",
+        several=True,
         threaded=True,
         processes=1,
     ),
     "ddp": Entry(
         "paceline.strategies.data_parallel.strategy:Ddp",
         "one process per device, gradients summed in buckets during the backward pass",
+        several=True,
     ),
     "fsdp": Entry(
         "paceline.strategies.fsdp:Fsdp",
         "weights, gradients and optimizer state sharded among the workers",
+        several=True,
         side="fsdp",
         sharded=True,
         compiles_blocks=True,
@@ -106,6 +112,7 @@ STRATEGIES = {
     "ps": Entry(
         "paceline.strategies.parameter_server:ParameterServer",
         "parameters and their optimizer on servers; workers pull weights and push gradients",
+        several=True,
         servers=1,
         modules=(
             *_SERVED,

@@ -10,14 +10,13 @@ from torch import Tensor
 
 from paceline.compat import foreach
 from paceline.compat.autograd import run_engine
+from paceline.reduce import norms
 from paceline.task import Loss
 
 
 def total_norm(measured: Sequence[Tensor]) -> Tensor:
     """Return the norm of some gradients together, the same wherever they lie."""
-    # CUDA's norm adds in an order that depends on where a tensor lies in memory; fresh copies all lie alike.
-    placed = [one.clone() for one in measured] if measured[0].is_cuda else measured
-    return torch.nn.utils.get_total_norm(placed)
+    return norms.total_norm(norms.norms(measured), [one.dtype for one in measured])
 
 
 def finish(gradients: Sequence[Tensor], factor: Tensor | float, max_grad_norm: float | None) -> Tensor | None:

@@ -58,6 +58,8 @@ class Placement(ABC):
     """How much of the model this worker's optimizer updates in one step."""
     notes: Sequence[str] = ()
     """What a user should know of how the model was placed."""
+    slots_with_weights: bool = True
+    """Whether what the optimizer keeps of a parameter lies on every worker that computes with it, beside it."""
     carried: Mapping[str, Any] = {}
     """What a group that forms anew may want to know of this one, by name."""
 
@@ -83,7 +85,8 @@ class Placement(ABC):
 
     def leaves(self, step: StepState) -> Leaves:
         """Return the tensors that a backward pass of a loop's own would leave gradients in."""
-        return Leaves(step.trained.parameters)
+        known = step.trained.parameters
+        return Leaves([*known, *step.others] if step.others else known)
 
     @abstractmethod
     def local_state(self) -> LocalState:

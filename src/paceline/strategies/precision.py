@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import contextlib
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
+from paceline.compat import pytree
 from paceline.errors import InputError, UnknownNameError
 
 _TYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -34,3 +36,12 @@ class Precision:
     def scaler(self) -> torch.amp.GradScaler | None:
         """Return what keeps small fp16 gradients from vanishing; None where none is needed."""
         return torch.amp.GradScaler(self.device.type) if self.name == "fp16" else None
+
+
+def widened(output: Any) -> Any:
+    """Return what a model gives with its tensors of half precision in fp32, so that a loss outside stays exact."""
+    return pytree.tree_map_only(torch.Tensor, _widen, output)
+
+
+def _widen(value: torch.Tensor) -> torch.Tensor:
+    return value.float() if value.dtype in (torch.float16, torch.bfloat16) else value

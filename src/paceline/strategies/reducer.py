@@ -24,6 +24,13 @@ class Reducer:
     """Whether passes may not write to weights, because each worker's would do so with other samples."""
     shows_sums = True
     """Whether the parameters that a loop sees ever hold the sums."""
+    narrows = True
+    """Whether it can be wired up for a part of what trains, and switch from one part to another between steps."""
+
+    @property
+    def capturable(self) -> bool:
+        """Whether a step with it may be captured as a CUDA graph: it talks to no other worker."""
+        return type(self) is Reducer and self.world.size == 1
 
     def __init__(self, world: World) -> None:
         """`world` holds the workers that samples are dealt to."""
@@ -31,6 +38,10 @@ class Reducer:
 
     def wire(self, step: StepState) -> None:
         """Take hold of what trains now: once before the first step, and when that has changed."""
+        self.step = step
+
+    def switch(self, step: StepState) -> None:
+        """Go on with what trains in another turn, wired up before or for the first time."""
         self.step = step
 
     def begin(self, work: StepWork) -> None:

@@ -7,7 +7,8 @@ updated elsewhere, an `Update`.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, Protocol
 
@@ -16,7 +17,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from paceline.compat.optim import ensure_hooks
+from paceline.compat.optim import ensure_hooks, overflows
 from paceline.data import to_device
 from paceline.errors import InputError, NonFiniteLossError
 from paceline.state.chunks import Catalogue, ChunkBounds, LocalState, Read, split
@@ -31,11 +32,16 @@ from paceline.strategies.base import (
     StepWork,
     StrategyInputs,
 )
+from paceline.strategies.closure_step import ClosureStep
+from paceline.strategies.fused_update import FusedUpdate
+from paceline.strategies.graphs.step_graphs import StepGraphs
 from paceline.strategies.guards.loss_checks import check_trainable
 from paceline.strategies.guards.overlaps import refuse_overlaps
-from paceline.strategies.guards.partial_update import PartialUpdate
+from paceline.strategies.guards.partial_update import watch_updates
 from paceline.strategies.guards.schedules import step_schedule
 from paceline.strategies.guards.trained import agree_on_change, check_held
+from paceline.strategies.in_turns.optimizers import Optimizers, Part, each_of
+from paceline.strategies.in_turns.turns import Turns
 from paceline.strategies.memory.recompute import recompute_blocks
 from paceline.strategies.placement import Placement
 from paceline.strategies.reducer import Reducer
@@ -44,7 +50,7 @@ from paceline.strategies.schedule import Schedule
 from paceline.strategies.step_state import StepState
 from paceline.strategies.tuning import Tuning
 from paceline.task import Loss
-from paceline.world import World, seeds
+from paceline.world import World, seeds, spans
 from paceline.world.fault_points import FORWARD, OPTIMIZER, hit
 
 
@@ -76,25 +82,43 @@ class Replica:
         if not placement.whole:
             refuse_overlaps(self.model)  # those that cut a model have looked before
         recompute_blocks(self.model, inputs.structure, inputs.tuning)
-        if inputs.compile and not inputs.carries_on:
-            self.model.compile()  # in place: the module keeps its type and its names
+        self.compiler = inputs.compiler(world)
         self.optimizer: Optimizer = inputs.optimizer(self.model)
         ensure_hooks(self.optimizer)
+        self.closure = ClosureStep.of(self.optimizer, placement, updates_here=update is None)
+        """What takes the steps of an optimizer that computes the loss itself."""
+        self.fused = FusedUpdate(self.optimizer, world.device, inputs.note)
         check_own_entries(self.optimizer, kept=placement.adapts)
-        self.partial_update = PartialUpdate(self.optimizer, placement.scope, world.device)
+        self.turns = Turns(self, self.optimizer) if isinstance(self.optimizer, Optimizers) else None
+        """Whose turn it is, where several optimizers take turns."""
+        self.partial_update = watch_updates(each_of(self.optimizer), placement.scope, world.device)
         self.scheduler: LRScheduler | None = inputs.scheduler(self.optimizer)
         self.precision = inputs.precision
         self.scaler: torch.amp.GradScaler | None = inputs.scaler or inputs.precision.scaler()
         placement.adopt(self.optimizer)
         self._buffer_rules, self._shards, self._tuning = inputs.buffer_rules, inputs.shards, inputs.tuning
         self._is_summed = False
+        self._seed_shard: Callable[[int], None] = seeds.seed_everything
+        self.graphs: StepGraphs | None = None
         self.take_hold()
+        capturable = self.reducer.capturable and self.turns is None
+        if inputs.cuda_graph != "off" and world.device.type == "cuda" and capturable:
+            self.graphs = StepGraphs(self, inputs)
         self.has_updated = False
         """Whether the step in flight has begun to change what the optimizer keeps."""
 
     def take_hold(self) -> None:
         """Make step state and buffers for the parameters that are placed here: at first, and after each new placement."""
-        self.step_state = StepState(
+        if self.turns is not None:
+            self.turns.restart()
+        self.step_state: StepState = self.make_step_state()
+        self.make_buffers()
+        self.reducer.wire(self.step_state)
+        self.has_updated = True
+
+    def make_step_state(self, mine: Part | None = None) -> StepState:
+        """Return what a step works on, for all that trains or for the part of a turn."""
+        made = StepState(
             self.model,
             self.optimizer,
             self.placement.part,
@@ -103,11 +127,10 @@ class Replica:
             self._shards,
             self.world.device,
             watched=self.reducer.watches,
+            mine=mine,
         )
-        self.step_state.scaler = self.scaler
-        self._make_buffers()
-        self.reducer.wire(self.step_state)
-        self.has_updated = True
+        made.scaler = self.scaler
+        return made
 
     @property
     def model(self) -> nn.Module:
@@ -129,13 +152,34 @@ class Replica:
         """What a user should know of how the model was placed."""
         return list(self.placement.notes)
 
+    def compiled(self, loss: Callable[..., Any]) -> Callable[..., Any]:
+        """Return a loss function compiled together with the model that it calls, where the run compiles."""
+        return loss if self.compiler is None else self.compiler.of(loss)
+
     # One step, as the loop of a Task takes it.
 
     def step(self, work: StepWork, loss: LossFunction, max_grad_norm: float | None) -> StepResult:
         """Compute one optimizer step over one exact global batch."""
         self.has_updated = False
+        if self.closure is not None:
+            return self._step_with_closure(self.closure, work, loss, max_grad_norm)
+        if self.graphs is not None:
+            return self._update(self.graphs.step(work, loss, max_grad_norm))
         self.schedule.train(self, work, loss)
         return self.apply(max_grad_norm)
+
+    def _step_with_closure(
+        self, closure: ClosureStep, work: StepWork, loss: LossFunction, max_grad_norm: float | None
+    ) -> StepResult:
+        def evaluate() -> StepResult:
+            self.buffers.put_back()  # what the last evaluation leaves is the step's
+            self.schedule.train(self, work, loss)
+            return self.reduced(None)
+
+        hit(OPTIMIZER)
+        result = closure.take(evaluate, max_grad_norm)
+        self._optimize(steps=False)
+        return result
 
     # The same step piece by piece, for a loop of the user's own.
 
@@ -143,11 +187,20 @@ class Replica:
         """Start a step of which the loop takes the passes itself."""
         if self.schedule.whole_step_only is not None:
             raise InputError(self.schedule.whole_step_only)
+        if self.closure is not None:
+            self.closure.refuse_pieces()
         self.has_updated = False
         self.open_step(work)
 
     def open_step(self, work: StepWork) -> None:
         """Start a step with no gradients, wired up for what trains now."""
+        self.look(work)
+        self.step_state.begin(work)
+        self.buffers.begin()
+        self.reducer.begin(work)
+
+    def look(self, work: StepWork) -> bool:
+        """Look at what may have changed since the last step; return whether what trains has, and was wired up anew."""
         self._is_summed = False
         self.placement.refresh()
         # Where this worker computes nothing, those that do refuse it, before they bring anything.
@@ -156,9 +209,8 @@ class Replica:
         self.step_state.trained.check_hooks()
         if self.step_state.trained.changed:
             self._rewire(work)
-        self.step_state.begin(work)
-        self.buffers.begin()
-        self.reducer.begin(work)
+            return True
+        return False
 
     def shard(self, work: ShardWork) -> Iterator[Any]:
         """Return the batches of one shard, on the device, with its random streams set."""
@@ -166,27 +218,35 @@ class Replica:
         buffers = self.buffers
         if work.batches:
             versions = buffers.open_shard(self.model) if buffers.active else {}
-            seeds.seed_everything(work.seed)
-            for batch in work.batches:
+            self._seed_shard(work.seed)
+            for batch in spans.each(spans.DATA, work.batches):
                 hit(FORWARD)
                 self.world.status_page.batch()
-                placed = self.placed(batch)
-                if self.schedule.open_batch is not None:
-                    self.schedule.open_batch()
-                yield placed
+                with spans.span(spans.DATA):
+                    placed = self.placed(batch)
+                with spans.span(spans.FORWARD):  # the loss is computed by whoever takes the batch
+                    if self.schedule.open_batch is not None:
+                        self.schedule.open_batch()
+                    yield placed
             if buffers.active:
                 buffers.close_shard(work.index, self.model, versions)
-        self.reducer.close_shard(work.index)
+        with spans.span(spans.REDUCTION):
+            self.reducer.close_shard(work.index)
 
     def backward(self, loss: Loss) -> None:
         """Add one batch's gradients; the last one of the step sets off the combination with other workers."""
-        self.step_state.enter(loss)
-        self.reducer.backward(loss)
+        with spans.span(spans.BACKWARD):
+            self.step_state.enter(loss)
+            self.reducer.backward(loss)
 
     def combine(self) -> None:
         """Make `.grad` hold the sum over the global batch, for reducers whose sums appear there; else `apply` does so."""
         if not self._is_summed and self.reducer.shows_sums:
-            self._is_summed = True
+            self._finish()
+
+    def _finish(self) -> None:
+        self._is_summed = True
+        with spans.span(spans.REDUCTION):
             self.reducer.finish()
 
     def apply(self, max_grad_norm: float | None) -> StepResult:
@@ -194,24 +254,41 @@ class Replica:
         if self.update is not None:
             self.has_updated = True
             return self.update.apply(self, max_grad_norm)
+        return self._update(self.reduced(max_grad_norm))
+
+    def reduced(self, max_grad_norm: float | None) -> StepResult:
+        """Combine, normalise and clip: `.grad` holds what the optimizer takes."""
         self.step_state.check_unchanged()
         if not self._is_summed:
-            self._is_summed = True
-            self.reducer.finish()
+            self._finish()
         result = self.reducer.result()
         if result is None:
             raise InputError(
                 f"step {self.step_state.work.number}: step.backward was never called, so there is nothing to apply."
             )
         result.scaled = self.scaler is not None
-        try:
-            self._normalise(result, max_grad_norm)
-        except NonFiniteLossError:
-            self.reducer.refused(result)
-            raise
-        hit(OPTIMIZER)
-        self.placement.update(self._optimize, result)
+        with spans.span(spans.OPTIMIZER):
+            try:
+                self._normalise(result, max_grad_norm)
+            except NonFiniteLossError:
+                self.reducer.refused(result)
+                raise
         return result
+
+    def _update(self, result: StepResult) -> StepResult:
+        with spans.span(spans.OPTIMIZER):
+            hit(OPTIMIZER)
+            self.placement.update(self._optimize, result)
+        return result
+
+    @contextmanager
+    def seeding_shards(self, seed: Callable[[int], None]) -> Iterator[None]:
+        """Have the random streams of shards set otherwise, for the duration of the context."""
+        self._seed_shard = seed
+        try:
+            yield
+        finally:
+            self._seed_shard = seeds.seed_everything
 
     def _normalise(self, result: StepResult, max_grad_norm: float | None) -> None:
         """Turn summed gradients into those of the optimizer: over the weight of the batch, clipped by the true norm."""
@@ -220,11 +297,14 @@ class Replica:
         if asks:
             result.check()
         if self.buffers.watched:
-            self.reducer.combine_buffers(self.buffers)
+            with spans.span(spans.REDUCTION):
+                self.reducer.combine_buffers(self.buffers)
         factor = self.reducer.factor(result)
         if self.step_state.auxiliary.names:
             self.step_state.auxiliary.merge(self.step_state.work.size, factor)
             factor = 1.0
+        if self.turns is not None:
+            self.turns.drop(self.step_state.work.number)
         if self.scaler is not None:
             self.reducer.unscale(self.scaler, self.optimizer)
         held = [one.grad for one in self.step_state.parameters if one.grad is not None]
@@ -244,14 +324,14 @@ class Replica:
         self.has_updated = True
         overflowed = False
         if steps and self.scaler is None:
-            self.optimizer.step()
+            self.fused.step(static=self.graphs is not None and self.graphs.replaying)
         elif steps and self.scaler is not None:
-            before = self.scaler.get_scale()
-            self.scaler.step(self.optimizer)
+            flags = overflows(self.scaler, self.optimizer)
+            with self.fused.swapped():
+                self.scaler.step(self.optimizer)
             self.scaler.update()
-            overflowed = (
-                self.scaler.get_scale() < before
-            )  # then no update was made, so the schedule waits too
+            # Then no update was made, so the schedule waits too. Where there is none nobody need wait for a GPU to know.
+            overflowed = self.scheduler is not None and any(float(flag) for flag in flags)
         if not schedules:
             return
         if self.scheduler is not None and not overflowed:
@@ -276,11 +356,14 @@ class Replica:
         for parameter in self.model.parameters():
             parameter.grad = None  # of the step before: nobody else takes it from what has ceased to train
         self.step_state.rewire()
-        self._make_buffers()
+        self.make_buffers()
         self.reducer.wire(self.step_state)
         trained.renew()
+        if self.graphs is not None:
+            self.graphs.drop()
 
-    def _make_buffers(self) -> None:
+    def make_buffers(self) -> None:
+        """Have what takes the buffers through a step know nothing of them yet."""
         self.buffers = self.placement.make_buffers(self._buffer_rules, self._shards)
 
     # Evaluation and state.
@@ -313,6 +396,7 @@ class Replica:
     def load_local_state(self, catalogue: Catalogue, read: Read, extra_state: Mapping[str, Any]) -> None:
         """Take over this worker's part of a state of which all tensors are known and can be read in parts."""
         self.placement.load_local_state(catalogue, read, extra_state)
+        self.fused.forget()
         if self.scheduler is not None and extra_state["scheduler"] is not None:
             self.scheduler.load_state_dict(extra_state["scheduler"])
         if self.scaler is not None and extra_state["scaler"] is not None:

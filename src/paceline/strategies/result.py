@@ -41,12 +41,26 @@ class StepResult:
 
     def send(self) -> None:
         """Start copying the numbers from a GPU: reading them then waits for this step, not for later kernels."""
-        if not self.entry.is_cuda:
+        if not self.entry.is_cuda or self._sent is not None:
             return
-        numbers = {_ENTRY: self.entry, **self.terms} | ({} if self.norm is None else {_NORM: self.norm})
-        coming = {name: number.to("cpu", non_blocking=True) for name, number in numbers.items()}
+        coming = {name: number.to("cpu", non_blocking=True) for name, number in self.numbers().items()}
         self._sent = torch.cuda.Event(), coming  # type: ignore[no-untyped-call]
         self._sent[0].record()
+
+    def numbers(self) -> dict[str, Tensor]:
+        """Return what a person may ask for, by name, where it was computed."""
+        return {_ENTRY: self.entry, **self.terms} | ({} if self.norm is None else {_NORM: self.norm})
+
+    def send_packed(self, packed: Tensor) -> list[Tensor]:
+        """Start copying the numbers, which lie side by side in one tensor; return what comes behind them, one by one."""
+        coming = packed.to("cpu", non_blocking=True)
+        self._sent = torch.cuda.Event(), {}  # type: ignore[no-untyped-call]
+        self._sent[0].record()
+        start = 0
+        for name, number in self.numbers().items():
+            self._sent[1][name] = coming[start : start + number.numel()].view(number.shape)
+            start += number.numel()
+        return list(coming[start:].unbind())
 
     def _arrived(self, name: str, number: Tensor) -> Tensor:
         if self._sent is None:

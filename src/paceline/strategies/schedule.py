@@ -12,7 +12,7 @@ from torch import nn
 from paceline.strategies.base import LossFunction, MetricsFunction, Rows, ShardWork, StepWork
 from paceline.strategies.buffers.snapshot import BufferSnapshot
 from paceline.strategies.precision import Precision
-from paceline.task import Loss, Mean
+from paceline.task import Loss
 from paceline.world import World, seeds
 
 
@@ -79,7 +79,7 @@ class Schedule:
     def open_work(self, work: StepWork) -> None:
         """Begin with some shards of an evaluation."""
 
-    def close_batch(self, measured: Mapping[str, Mean]) -> None:
+    def close_batch(self, measured: Mapping[str, Any]) -> None:
         """End the pass of a batch that was measured."""
 
     def close_work(self) -> None:

@@ -11,7 +11,7 @@ from typing import ClassVar, ParamSpec, TypeVar
 from paceline import remote
 from paceline.errors import RemoteError
 from paceline.remote.grouping import PATIENCE_S, open_group
-from paceline.world import World
+from paceline.world import World, spans
 from paceline.world.interruption import InterruptedWaitError, Interruption
 from paceline.world.status_page import Phase
 
@@ -55,7 +55,7 @@ class ServerCalls:
         for future in futures:
             future.when_done(self._ring)
         until: float | None = None
-        with self._bell:
+        with spans.span(spans.WAITING), self._bell:
             while not all(future.done() for future in futures):
                 if not interruption.raised:
                     interruption.await_change(self._bell)

@@ -44,13 +44,17 @@ class StepState:
         device: torch.device,
         *,
         watched: bool,
+        mine: HasParameters | None = None,
     ) -> None:
-        """`part` is what is here of the model, `parameters` those of it that train; `watched` refuses passes that write to it."""
-        self.model, self._part = model, part
+        """`part` is what is here of the model, `parameters` those of it that train; `watched` refuses passes that write to it.
+
+        `mine` is the part that trains in one turn, where others take turns with it.
+        """
+        self.model, self._part, self.mine = model, part, mine
         self.device = self._home = device
         """Where the open shard is computed."""
         self.loss_stats = nn.Parameter(torch.zeros(2, device=device))
-        self.trained = Trained(self._part, optimizer)
+        self.trained = Trained(self._part if mine is None else mine, optimizer)
         """What is wired up."""
         self.shards = shards
         self.scaler: torch.amp.GradScaler | None = None
@@ -66,13 +70,22 @@ class StepState:
         """Whether in-place writes that torch counts are refused, too; autograd finds those that a backward pass still needs."""
         self.recompute = tuning.activation_checkpointing
         self._starts: dict[tuple[int, torch.dtype], Tensor] = {}
+        if mine is not None:
+            parameters = [one for _, one in mine.named_parameters() if one.requires_grad]
         self.auxiliary = Auxiliary(parameters)
         self._wire(parameters)
 
     def _wire(self, parameters: list[nn.Parameter]) -> None:
         self.parameters = parameters
         self.tracked = [*parameters, self.loss_stats]
-        self.sparse = sparse.sparse_parameters(self.model)
+        known = None if self.mine is None else set(map(id, parameters))
+        self.others = [
+            one for _, one in self._part.named_parameters() if known is not None and id(one) not in known
+        ]
+        """Those that have no turn: passes may leave gradients there, which belong to no sum."""
+        self.sparse = [
+            one for one in sparse.sparse_parameters(self.model) if known is None or id(one) in known
+        ]
         """Those whose gradients are a few rows."""
         self.add: Add = sparse.add if self.sparse else add
         self.writes = Writes(self._part.named_parameters()) if self._watched else None
@@ -80,7 +93,10 @@ class StepState:
 
     def rewire(self) -> None:
         """Train what requires gradients now."""
-        parameters = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
+        every = (
+            self.model.parameters() if self.mine is None else (one for _, one in self.mine.named_parameters())
+        )
+        parameters = [parameter for parameter in every if parameter.requires_grad]
         check_trainable(parameters)
         self.auxiliary = self.auxiliary.over(parameters)
         self._wire(parameters)
@@ -100,6 +116,8 @@ class StepState:
         """Drop all gradients of the step."""
         self.tree.nodes = []
         for parameter in self.tracked:
+            parameter.grad = None
+        for parameter in self.others:
             parameter.grad = None
 
     def enter(self, loss: Loss) -> None:
@@ -123,7 +141,7 @@ class StepState:
         """Return the gradient that a backward pass starts from: one over the samples of the global batch."""
         key = (self.work.size, dtype)
         if key not in self._starts:
-            self._starts[key] = torch.tensor(1.0 / self.work.size, dtype=dtype, device=self._home)
+            self._starts[key] = torch.full((), 1.0 / self.work.size, dtype=dtype, device=self._home)
         start = self._starts[key]
         if self.scaler is not None:
             start = self.scaler.scale(start)
@@ -137,6 +155,8 @@ class StepState:
         """Return the gradients gathered since the last call, auxiliary ones behind the main ones."""
         taken: Gradients = [parameter.grad for parameter in self.tracked]
         for parameter in self.tracked:
+            parameter.grad = None
+        for parameter in self.others:
             parameter.grad = None
         taken += self.auxiliary.take()
         if self.device == self._home:

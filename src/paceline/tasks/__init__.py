@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ["TASKS"]
+__all__ = ["GAMES", "TASKS"]
 
 TASKS: dict[str, tuple[str, str]] = {
     "dense4096": (
@@ -23,3 +23,5 @@ TASKS: dict[str, tuple[str, str]] = {
     ),
 }
 """Name -> (reference of the class, one line about it)."""
+GAMES = {"cartpole": "a pole balanced on a cart: one agent learns from the episodes of several observers"}
+"""What is learned from episodes instead of data: name -> one line about it."""

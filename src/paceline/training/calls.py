@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from paceline.compat.optim import mark_stepped
-from paceline.data import ShardedLoader
+from paceline.data import Order
 from paceline.errors import InputError
 from paceline.observe import Note
 from paceline.recovery.agreement import RolledBackError
 from paceline.recovery.membership import SAVE
 from paceline.state.optimizer_state import saved_options_of, set_options
+from paceline.strategies.in_turns.optimizers import each_of
 from paceline.training.checks.before_first_step import (
     check_batch_size,
     check_clip,
@@ -26,6 +27,7 @@ from paceline.training.preparation import Preparation
 from paceline.training.saving import Saving
 from paceline.training.step import Step
 from paceline.training.stepping import Call, Stepping
+from paceline.training.turns import check_repeats, check_turns, read_turns
 from paceline.training.user_loop.call_history import LEFT
 from paceline.training.user_loop.kept_state import KeptState
 from paceline.training.user_loop.replay import Replay
@@ -34,7 +36,7 @@ from paceline.world.status_page import Phase
 
 _DECIDE = (
     "it was asked for fewer calls, or decides by something that is not as it was then. Decide by run.evaluate, a step's result, "
-    "or what run.register_state holds."
+    "or what run.register holds."
 )
 
 
@@ -57,20 +59,25 @@ class Calls:
         steps: int | None = None,
         max_grad_norm: float | None = None,
         after_epoch: Callable[[int], None] | None = None,
+        order: Order | None = None,
+        stops: Callable[[], bool] = lambda: False,
+        turns: Sequence[str] = (),
+        fresh_batches: bool = False,
     ) -> Iterator[Step]:
         """Yield one `Step` for each optimizer step, from where the run stands to the end of this call."""
         state, history = self.core.state, self.core.history
         self.replay.take_back()
         epochs, steps = read_ends(epochs, steps)
         check_clip(max_grad_norm)
+        round_ = read_turns(turns, state.replica.optimizer, fresh=fresh_batches)
         phase = history.next_call()
         if phase < state.position.phase and not state.waits_to_join:
             self._skip(phase)
             self.replay.hand_over()
             return
-        loader = (
-            data if isinstance(data, ShardedLoader) else self.core.loaders.open(data, batch_size=batch_size)
-        )
+        loader = self.core.loaders.opened(data, batch_size=batch_size, order=order)
+        check_repeats(loader, round_)
+        loader.repeats = round_.repeats
         call = Call(
             phase=phase,
             loader=loader,
@@ -78,6 +85,8 @@ class Calls:
             steps=steps,
             max_grad_norm=max_grad_norm,
             after_epoch=after_epoch,
+            stops=stops,
+            turns=round_,
         )
         try:
             stepping = self._begin(call)
@@ -97,6 +106,7 @@ class Calls:
             # What the function does behind its steps may take as long as it likes.
             state.world.status_page.enter(Phase.QUIET)
             history.went_back = False
+            self.core.loop.guard.apply = None
             if state.open_call == phase:  # an iterator may be closed long after the next call began
                 state.open_call = None
                 then = {
@@ -133,7 +143,7 @@ class Calls:
         history.catches_up, state.open_call = False, phase
         self.core.recovery.exits.begin()
         if phase > state.position.phase:
-            state.position = state.position.next_phase()
+            state.position, state.stop_at = state.position.next_phase(), None
             self.core.journal.leave_epoch()
         first = state.position
         last = first.first_number + call.last
@@ -166,6 +176,7 @@ class Calls:
         if state.meta.get("batch_size") is None:  # also of a run that was saved before its first step
             state.meta["batch_size"] = call.loader.batch_size
         check_batch_size(state.meta["batch_size"], call.loader.batch_size)
+        check_turns(state.meta, call.turns, state.position, call.phase)
 
     def _open_records(self, *, again: bool) -> None:
         """Begin the records and the snapshots of a call of `steps`; a worker may be lost between two of them."""
@@ -194,7 +205,7 @@ class Calls:
                 Note(
                     text=f"this run was resumed in call {state.position.phase + 1} of run.steps; the calls before it are "
                     "skipped. run.evaluate between them returns what it returned then; what else the loop learned there (a "
-                    "best score) is there if run.register_state holds it. The weights are not those of then: write "
+                    "best score) is there if run.register holds it. The weights are not those of then: write "
                     "`if not run.replaying:` before what saves them."
                 )
             )
@@ -205,7 +216,8 @@ class Calls:
             then = self.core.history.behind.next(phase, LEFT)
             self.core.loop.registered.give_known(then["states"])
             optimizer = self.core.state.replica.optimizer
-            mark_stepped(optimizer)  # steps were taken by then
+            for one in each_of(optimizer):
+                mark_stepped(one)  # steps were taken by then
             set_options(optimizer, then["options"])
 
     def _find_place(self, call: Call) -> bool:
@@ -240,7 +252,7 @@ class Calls:
                 Note(
                     text="this run is resumed with its weights, its optimizer and the schedule that run.prepare was given. What "
                     "else the loop keeps (a moving average of the weights, a best score) begins anew: hand it to "
-                    "run.register_state, and it is saved and resumed too."
+                    "run.register, and it is saved and resumed too."
                 )
             )
 
@@ -282,6 +294,8 @@ class Calls:
         self.replay.take_back()
         if history.calls and not history.catches_up:
             self._check_taken_up()
+            if self.core.loop.schedule is not None and (text := self.core.loop.schedule.note()) is not None:
+                state.emit(Note(text=text))
         if not state.in_training or history.catches_up:
             return
         self._note_left(state.position.phase)

@@ -8,6 +8,7 @@ from paceline.recovery.recovery import Recovery
 from paceline.recovery.sharded_recovery import ShardedRecovery
 from paceline.training.journal import Journal
 from paceline.training.loaders import OpenLoaders
+from paceline.training.profile import NoProfile
 from paceline.training.recorder import NoRecords
 from paceline.training.state import RunState
 from paceline.training.user_loop.call_history import CallHistory
@@ -26,3 +27,4 @@ class EngineCore:
     records: NoRecords
     sharded: ShardedRecovery
     recovery: Recovery
+    profile: NoProfile

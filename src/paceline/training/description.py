@@ -108,7 +108,9 @@ def describe_start(
         stream=order is None,
         samples=loader.samples,
         shuffle=order is not None and order.shuffle,
+        repeats=loader.repeats,
         order_seed=options.seed if order is None else order.seed,
+        uneven=loader.uneven,
         precision=options.precision,
         compile=options.compile,
         micro_batch=options.micro_batch,
@@ -140,13 +142,26 @@ def about_task(task: Task, spec: TrainSpec, horizon: int | None) -> dict[str, An
     files = {
         file
         for kind in type(task).__mro__
-        if issubclass(kind, Task) and kind is not Task and (file := inspect.getsourcefile(kind))
+        if issubclass(kind, Task) and kind is not Task and (file := _source_file(kind))
     }
     sources = {
         str(Path(file).resolve()): hashlib.sha256(Path(file).read_bytes()).hexdigest()
         for file in sorted(files)
     }
-    return {"task": spec.task, "settings": dict(spec.settings), "sources": sources, "horizon": horizon}
+    return {
+        "task": spec.task or None,
+        "settings": dict(spec.settings),
+        "sources": sources,
+        "horizon": horizon,
+    }
+
+
+def _source_file(kind: type) -> str | None:
+    """Return the file that a class was read from; None for one that came as a value."""
+    try:
+        return inspect.getsourcefile(kind)
+    except (TypeError, OSError):
+        return None
 
 
 @cache

@@ -22,8 +22,11 @@ from paceline.training.listeners import Listeners
 from paceline.training.loaders import OpenLoaders
 from paceline.training.measuring import Measuring
 from paceline.training.options import RunOptions
+from paceline.training.predicting import Predicting
 from paceline.training.preparation import Preparation
+from paceline.training.profile import open_profile
 from paceline.training.recorder import open_records
+from paceline.training.reporting import Reporting
 from paceline.training.saving import Saving
 from paceline.training.spec import OVERRIDES, TrainSpec
 from paceline.training.state import RunState
@@ -49,7 +52,7 @@ class Engine(EngineCore):
             emit=_ignore if listeners is None else listeners.emit,
             workers=0,
             options=options,
-            exactness=promise(strategy, options),
+            exactness=promise(strategy, options, world.device.type),
         )
         state.workers = state.present_workers
         sharded = ShardedRecovery(recovery_options)
@@ -62,6 +65,7 @@ class Engine(EngineCore):
             records=open_records(options, state.world, lambda text: state.emit(Note(text=text))),
             sharded=sharded,
             recovery=Recovery(state, membership or FixedMembership(), sharded, recovery_options),
+            profile=open_profile(options, state.world, state.emit),
         )
         if options.out is not None and state.waits_to_join:
             ledger.check_room(options.out)
@@ -72,6 +76,8 @@ class Engine(EngineCore):
             core=self, listeners=listeners, preparation=preparation, saving=saving
         )
         self.measuring = Measuring(core=self, group=group)
+        self.reporting = Reporting(core=self, replay=self.replay)
+        self.predicting = Predicting(core=self, group=group)
         self.calls = Calls(core=self, replay=self.replay, preparation=preparation, saving=saving, group=group)
         self._listeners = listeners
         if state.exactness is Exactness.BITWISE:
@@ -83,10 +89,14 @@ class Engine(EngineCore):
         chosen = {name: spec.overrides.get(name, getattr(task, name)) for name in OVERRIDES}
         self.state.options = replace(self.state.options, **chosen)
         self.state.name, self.state.task = spec.name, task
+        if task.keep_best is not None and self.saving.saver is not None:
+            checkpoints = self.saving.saver.checkpoints
+            checkpoints.keep_best = max(task.keep_best.k, checkpoints.keep_best)
 
     def close(self) -> None:
         """Release data, listeners and the world."""
         self.state.world.status_page.enter(Phase.ENDED)
+        self.profile.close()
         self.loaders.close_all()
         self.saving.close()
         self.records.close()

@@ -3,26 +3,54 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from itertools import chain, islice
 from typing import Any
 
 import torch
 
 from paceline.data import ShardedLoader
+from paceline.data.resident import gathered
+from paceline.declared import Collected
 from paceline.errors import InputError
 from paceline.strategies.base import MetricsFunction, Rows, ShardWork, StepWork
 from paceline.strategies.replica import Replica
 from paceline.task import Mean, as_float
 from paceline.training.checks.same_stream import EVALUATION, read_alike
+from paceline.training.merging import Merging, check_state
 from paceline.world import World, all_gather_object, fault_points, seeds
+
+WINDOW = 64
+"""Steps after which states are merged, so that not those of all batches are held."""
 
 
 def evaluate(
     loader: ShardedLoader, metrics: MetricsFunction, replica: Replica, world: World, seed: int
 ) -> dict[str, float]:
-    """Measure a whole data set and give the exact mean of each metric."""
-    rows = replica.evaluate(_works(loader, world, seed), _checked(metrics))
-    return combine(rows, world)
+    """Measure a whole data set and return each metric, exact: means, merged states, functions of all values."""
+    means: Rows = {}
+    merging = Merging()
+    for rows in measured(loader, _checked(metrics), replica, world, seed, WINDOW):
+        merging.add(rows)
+        means |= {
+            key: {name: value for name, value in row.items() if isinstance(value, Mean)}
+            for key, row in rows.items()
+        }
+    return combine(means, world) | merging.results(world)
+
+
+def measured(
+    loader: ShardedLoader,
+    function: Callable[[Any, Any], Any],
+    replica: Replica,
+    world: World,
+    seed: int,
+    window: int,
+) -> Iterator[Rows]:
+    """Call a function on every batch of this worker's; yield what it returned, some steps at a time, on all workers alike."""
+    works = _works(loader, world, seed)
+    for first in works:
+        yield replica.evaluate(chain([first], islice(works, window - 1)), function)
 
 
 def _works(loader: ShardedLoader, world: World, seed: int) -> Iterator[StepWork]:
@@ -36,7 +64,7 @@ def _works(loader: ShardedLoader, world: World, seed: int) -> Iterator[StepWork]
                     shard.index,
                     seeds.derive(seed, "evaluate", data.step, shard.index),
                     shard.samples,
-                    shard.batches,
+                    gathered(shard.batches),
                 )
                 for shard in data.shards
             ],
@@ -70,20 +98,27 @@ def combine(rows: Rows, world: World) -> dict[str, float]:
 
 
 def _checked(metrics: MetricsFunction) -> MetricsFunction:
-    def measure(model: Any, batch: Any) -> dict[str, Mean]:
-        measured = metrics(model, batch)
-        if not isinstance(measured, dict) or not all(isinstance(value, Mean) for value in measured.values()):
+    def measure(model: Any, batch: Any) -> dict[str, Any]:
+        values = metrics(model, batch)
+        if not isinstance(values, dict):
             raise InputError(
                 "metrics() must return a dict of paceline.Mean(total, weight), so that the mean over all workers is exact; "
-                f"it returned {measured!r:.80}."
+                f"it returned {values!r:.80}."
             )
-        for name, value in measured.items():
-            for part, number in (("total", value.total), ("weight", value.weight)):
-                if isinstance(number, torch.Tensor) and number.numel() != 1:
-                    raise InputError(
-                        f"the {part} of the metric {name} has the shape {tuple(number.shape)}; it must be one number: "
-                        "Mean(values.sum(), len(values))."
-                    )
-        return measured
+        for name, value in values.items():
+            if isinstance(value, Mean):
+                _check_mean(name, value)
+            elif not isinstance(value, Collected):
+                check_state(name, value)
+        return values
 
     return measure
+
+
+def _check_mean(name: str, value: Mean) -> None:
+    for part, number in (("total", value.total), ("weight", value.weight)):
+        if isinstance(number, torch.Tensor) and number.numel() != 1:
+            raise InputError(
+                f"the {part} of the metric {name} has the shape {tuple(number.shape)}; it must be one number: "
+                "Mean(values.sum(), len(values))."
+            )

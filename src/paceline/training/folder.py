@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -14,18 +16,37 @@ from paceline import documents
 from paceline.errors import InputError
 from paceline.training.options import RunOptions
 from paceline.training.spec import OVERRIDES, TrainSpec
+from paceline.world import env
 
 CHECKPOINTS = "checkpoints"
 SPEC = "spec.json"
 EVENTS = "events.jsonl"
+PROFILE = "profile"
 FILES: Mapping[str, tuple[str, ...]] = {
-    ".": (SPEC, EVENTS, "receipt.json", "workers.json"),
-    "logs": ("rank-*.log",),
+    ".": (SPEC, EVENTS, "receipt.json", "workers.json", "metrics.csv"),
+    "logs": ("rank-*.log", "sinks.log"),
+    "sinks": ("wandb", "mlflow"),
     "ledger": ("rank-*-from-*.bin",),
     "tensorboard": ("events.out.tfevents.*",),
+    PROFILE: ("trace.json", "table.txt"),
     CHECKPOINTS: (),
 }
 """Every file that a launch and its workers write before there is a checkpoint, by the folder that it is in."""
+
+
+def new_folder(name: str, parent: Path = Path("runs")) -> Path:
+    """Return runs/NAME-TIME, with a number after it when that is taken."""
+    plain = re.sub(r"[^A-Za-z0-9_.-]+", "-", name).strip("-.")
+    identity = env.identity()
+    if identity is not None:
+        # Every rank of a world that somebody else started must come to the same name, whatever its clock says.
+        return parent / f"{plain}-{env.read('TORCHELASTIC_RUN_ID') or 'world'}-{identity.master_port}"
+    first = parent / f"{plain}-{time.strftime('%Y%m%d-%H%M%S')}"
+    chosen, number = first, 1
+    while chosen.exists():
+        number += 1
+        chosen = first.with_name(f"{first.name}-{number}")
+    return chosen
 
 
 def has_run(folder: Path) -> bool:

@@ -119,6 +119,7 @@ class RunGroup:
             "journal": self.core.journal.state(),
             "measured": state.measured,
             "saved at": self.saving.saved_at,
+            "stop at": state.stop_at,
             "epoch starts": (state.position, state.epoch_starts.at(state.position)),
             "states": self.core.loop.registered.snapshot(),
             **self.core.history.state(),
@@ -135,6 +136,7 @@ class RunGroup:
         if shared[FROZEN] is not None:
             freeze_as(state.replica.model, shared[FROZEN])
         self.core.journal.load(shared["journal"])
+        state.stop_at = shared["stop at"]
         state.measured, self.saving.saved_at = shared["measured"], shared["saved at"]
         state.epoch_starts.adopt(position, *shared["epoch starts"])
         self.core.history.load(shared)

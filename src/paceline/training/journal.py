@@ -8,7 +8,6 @@ from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
 
 import torch
-from torch.optim import Optimizer
 
 from paceline.checkpoint.terms import EPOCH_TOTAL, EPOCH_WEIGHT
 from paceline.observe import (
@@ -29,7 +28,7 @@ class Journal:
     def __init__(self, emit: Callable[[Event], None], device: torch.device) -> None:
         self._emit = emit
         self._lag = device.type != "cpu"
-        self._waiting: tuple[Step, StepResult, Position, float, float] | None = None
+        self._waiting: tuple[Step, StepResult, Position, float] | None = None
         self._clock = time.perf_counter()
         self._epoch_total = 0.0
         self._epoch_weight = 0.0
@@ -67,7 +66,7 @@ class Journal:
         """Start the clock: what comes before belongs to no step."""
         self._clock = time.perf_counter()
 
-    def step(self, step: Step, position: Position, optimizer: Optimizer) -> None:
+    def step(self, step: Step, position: Position) -> None:
         """Take the result of one step."""
         now = time.perf_counter()
         seconds, self._clock = now - self._clock, now
@@ -76,12 +75,11 @@ class Journal:
         if result is None:
             raise RuntimeError("a step without a result")
         self.samples += result.size
-        learning_rate = optimizer.param_groups[0]["lr"]
         if not self._lag:
-            self._tell(step, result, position, seconds, learning_rate)
+            self._tell(step, result, position, seconds)
             return
         earlier = self._waiting
-        self._waiting = (step, result, position, seconds, learning_rate)
+        self._waiting = (step, result, position, seconds)
         result.send()
         if earlier is not None:
             self._tell(*earlier)
@@ -113,9 +111,7 @@ class Journal:
             return seen[0] * 1e3
         return statistics.quantiles(seen, n=100, method="inclusive")[round(share * 100) - 1] * 1e3
 
-    def _tell(
-        self, step: Step, result: StepResult, position: Position, seconds: float, learning_rate: float
-    ) -> None:
+    def _tell(self, step: Step, result: StepResult, position: Position, seconds: float) -> None:
         if self._lag:
             step.check()
         self.loss, weight = result.loss, result.weight
@@ -128,7 +124,8 @@ class Journal:
                 loss=self.loss,
                 samples=result.size,
                 seconds=seconds,
-                learning_rate=float(learning_rate),
+                learning_rate=float(step.learning_rate),
                 gradient_norm=result.gradient_norm,
+                auxiliary=result.auxiliary,
             )
         )

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 
-from paceline.observe import Fanout, JsonlSink, RelaySink, Sink, TensorBoardSink, open_progress
+from paceline.observe import Fanout, JsonlSink, Note, RelaySink, Sink, open_progress
+from paceline.observe.sink_catalogue import check, named
+from paceline.observe.sink_process import SinkProcess
 from paceline.training.folder import EVENTS
 from paceline.training.options import RunOptions
 
@@ -30,6 +32,8 @@ class Listeners(Fanout):
         sinks: list[Sink] = [open_progress() if self._events is None else RelaySink(os.dup(self._events))]
         if out is not None:
             sinks.append(JsonlSink(out / EVENTS))
-            if self._options.tensorboard:
-                sinks.append(TensorBoardSink(out / "tensorboard"))
+        names = named(self._options.sink)
+        if names:
+            check(names, out)
+            sinks.append(SinkProcess(names, out, lambda text: self.emit(Note(text=text))))
         return tuple(sinks)

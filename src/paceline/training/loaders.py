@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from paceline.data import ShardedLoader, owned_shards
+from paceline.data import Order, ShardedLoader, owned_shards
 from paceline.data.loaders import is_loader, merged, note_batches
+from paceline.errors import InputError
 from paceline.observe import Note
 from paceline.training.state import RunState
 
@@ -27,6 +28,8 @@ class OpenLoaders:
         loading = {"num_workers": options.num_workers, **loading}
         if is_loader(data):
             data, batch_size, loading = merged(data, batch_size, loading)
+        if batch_size is None:
+            batch_size = getattr(loading.get("order"), "batch_size", None)
         doubt = None if self._doubted else note_batches(data)
         if doubt is not None:
             self._doubted = True
@@ -39,10 +42,19 @@ class OpenLoaders:
             owned=self._owned,
             micro_batch=options.micro_batch,
             pin_memory=self._state.world.device.type == "cuda",
+            device=self._state.world.device,
             **loading,
         )
         self._open.append(made)
         return made
+
+    def opened(self, data: Any, *, batch_size: int | None, order: Order | None) -> ShardedLoader:
+        """Return the loader of what a call of `run.steps` goes through, which may be one already."""
+        if not isinstance(data, ShardedLoader):
+            return self.open(data, batch_size=batch_size, order=order)
+        if order is not None:
+            raise InputError("the loader was opened with its order: say run.loader(data, order=...).")
+        return data
 
     @property
     def _owned(self) -> range:

@@ -13,11 +13,12 @@ from paceline.recovery.membership import EVALUATE, SAVE
 from paceline.state.chunks import MODEL, collect, survey
 from paceline.strategies.base import MetricsFunction
 from paceline.strategies.replica import Replica
+from paceline.training.averaging import averages_in_place
 from paceline.training.core import EngineCore
 from paceline.training.evaluation import evaluate
 from paceline.training.group import RunGroup
 from paceline.training.user_loop.kept_state import KeptState
-from paceline.world import World
+from paceline.world import World, all_gather_object
 
 
 @dataclass(kw_only=True)
@@ -41,7 +42,11 @@ class Measuring:
         self.group.take_snapshot()
 
         def measure() -> dict[str, float]:
-            with self.core.loop.guard.updating(), self.core.loop.body.left_out():
+            with (
+                self.core.loop.guard.updating(),
+                self.core.loop.body.left_out(),
+                averages_in_place(state.average, state.replica),
+            ):
                 return evaluate(loader, metrics, state.replica, state.world, state.options.seed)
 
         try:
@@ -54,6 +59,23 @@ class Measuring:
             text = f"the metric {metric} is not a number: its weight is 0, or a batch's value is none"
             state.emit(Note(text=text))
         return measured
+
+    def stop(self, *, when: bool) -> bool:
+        """Return whether some worker says so, and end this call of `run.steps` behind the step then; all workers must call it."""
+        name, state = "run.stop", self.core.state
+        if self._asked_before(name):
+            told: bool = self.core.history.outcomes.next(self.core.history.call, name)
+            return told
+        stops: bool = self.core.recovery.together(
+            EVALUATE, lambda: any(all_gather_object(state.world.comm, when)), called=name
+        )
+        self._note(name, stops)
+        in_step = state.open_call is not None
+        if in_step and state.step is not None and state.step.again:
+            return stops  # the step is given once more, and asks again
+        if stops and in_step:
+            state.stop_at = state.position.number
+        return stops
 
     def weights_sha256(self) -> str:
         """Return one number for all weights, wherever they are; all workers must call it."""

@@ -6,9 +6,11 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 from paceline import strategies
 from paceline.errors import InputError, UnknownNameError
+from paceline.observe.sink_catalogue import written
 from paceline.option_fields import (
     CHECKPOINTS,
     DATA,
@@ -16,6 +18,7 @@ from paceline.option_fields import (
     MACHINES,
     NOT_COMPARED,
     PER_MACHINE,
+    REPEATED,
     SPEED,
     Options,
     option,
@@ -39,37 +42,37 @@ LEVELS = ("bitwise", "numeric", "statistical")
 DEVICES = ("auto", "cpu", "cuda")
 BACKENDS = ("auto", "gloo", "nccl", "mpi")
 TRANSPORTS = ("auto", "shm", "gloo")
+CUDA_GRAPHS = ("auto", "on", "off")
 PRECISIONS = ("fp32", "bf16", "fp16")
 _STRATEGIES = "; ".join(f"{name}: {entry.description}" for name, entry in strategies.STRATEGIES.items())
+_NODES = r"[0-9]{1,4}(:[0-9]{1,4})?"
 OPTION, TASK, WORKERS = "option", "task", "workers"
 """Who said how many shards a run has; WORKERS: nobody did, and it is one per worker."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class SaveEvery(Options):
-    """When a checkpoint is due: every so many steps, or every so many epochs."""
+class Every(Options):
+    """When something is due, a checkpoint or an evaluation: every so many steps, or every so many epochs."""
 
     steps: int | None = ranged(None, STEPS)
     epochs: int | None = ranged(None, COUNT)
 
     @classmethod
-    def parse(cls, given: int | str) -> SaveEvery:
+    def parse(cls, given: int | str, option: str = "--save-every") -> Every:
         """Read 100, "100" or "2epochs"."""
         text = str(given)
         found = re.fullmatch(r"([0-9]{1,12})\s*(steps?|epochs?)?", text.strip())
         if found is None or int(found[1]) < 1:
-            raise InputError(
-                f"--save-every {text!r} is neither a number of steps (100) nor of epochs (1epoch)."
-            )
+            raise InputError(f"{option} {text!r} is neither a number of steps (100) nor of epochs (1epoch).")
         count = int(found[1])
         return cls(epochs=count) if (found[2] or "").startswith("epoch") else cls(steps=count)
 
     def after_step(self, number: int) -> bool:
-        """Return whether to save after `number` steps."""
+        """Return whether it is due after `number` steps."""
         return self.steps is not None and number % self.steps == 0
 
     def after_epoch(self, epochs: int) -> bool:
-        """Return whether to save after `epochs` epochs."""
+        """Return whether it is due after `epochs` epochs."""
         return self.epochs is not None and epochs % self.epochs == 0
 
 
@@ -122,7 +125,15 @@ class RunOptions(Options):
     precision: str = option(
         "fp32", "fp32, bf16 or fp16 (CUDA only).", SPEED, names=PRECISIONS, shown="the task's"
     )
-    compile: bool = option(False, "Compile the model with torch.compile.", SPEED)
+    compile: bool = option(
+        False, "Compile what a step computes, the loss with the model, with torch.compile.", SPEED
+    )
+    cuda_graph: str = option(
+        "auto",
+        "Replay steps on one GPU as a CUDA graph, to the same bits: auto (where launching kernels takes the time), on or off.",
+        SPEED,
+        names=CUDA_GRAPHS,
+    )
     sync_batchnorm: bool = option(False, "Batch statistics of the whole global batch; level numeric.", SPEED)
     transport: str = option(
         "auto",
@@ -136,6 +147,12 @@ class RunOptions(Options):
     check_collectives: bool = option(
         False, "Compare every collective between ranks first; slow, for debugging.", SPEED
     )
+    profile: bool = option(
+        False,
+        "Print where the time of a step goes, and write a Chrome trace of a few steps of rank 0 into the run folder.",
+        SPEED,
+        marks=(PER_MACHINE, NOT_COMPARED),
+    )
     save_every: int | str | None = option(
         None,
         "Checkpoint every so many steps (100) or epochs (1epoch).",
@@ -147,6 +164,13 @@ class RunOptions(Options):
     keep: int = option(
         3,
         "How many checkpoints are kept.",
+        CHECKPOINTS,
+        COUNT,
+        marks=(NOT_COMPARED,),
+    )
+    keep_best: int = option(
+        1,
+        "How many of the best checkpoints are kept beside those, where the run says which are best.",
         CHECKPOINTS,
         COUNT,
         marks=(NOT_COMPARED,),
@@ -164,11 +188,12 @@ class RunOptions(Options):
         Range(0, 1),
     )
     snapshot_every: int = option(10, "Steps between two such copies.", CHECKPOINTS, COUNT)
-    tensorboard: bool = option(
-        False,
-        "Also write TensorBoard events into the run folder.",
+    sink: str | None = option(
+        None,
+        "Where metrics also go: csv, tensorboard, wandb, mlflow, or a class of yours as module:Class. May be repeated.",
         CHECKPOINTS,
-        marks=(PER_MACHINE, NOT_COMPARED),
+        metavar="NAME",
+        marks=(PER_MACHINE, NOT_COMPARED, REPEATED),
     )
     elastic: bool = option(
         True,
@@ -255,6 +280,11 @@ class RunOptions(Options):
     tuning: Tuning = field(default_factory=Tuning)
     """What single strategies may be tuned by."""
 
+    @classmethod
+    def read(cls, given: Mapping[str, Any]) -> dict[str, Any]:
+        """Return some of the options as they are kept; sinks may come as a list, and as classes."""
+        return super().read({**given, **({"sink": written(given["sink"])} if "sink" in given else {})})
+
     def __post_init__(self) -> None:
         if isinstance(self.tuning, Mapping):  # it comes so from a file, or from another process
             object.__setattr__(self, "tuning", Tuning.made(self.tuning, "option of a strategy"))
@@ -279,9 +309,11 @@ class RunOptions(Options):
                 "--sync-batchnorm takes a worker's share in one pass, so --micro-batch cannot cut it. Leave one out."
             )
         if self.save_every is not None:
-            SaveEvery.parse(self.save_every)
+            Every.parse(self.save_every)
             if self.out is None:
                 raise InputError("--save-every needs a folder to save into. Give --out.")
+        if self.profile and self.out is None:
+            raise InputError("--profile needs a folder to write into. Give --out.")
         if self.resume and self.out is None:
             raise InputError("--resume needs the folder of the run to resume. Give --out.")
 
@@ -333,7 +365,9 @@ class RunOptions(Options):
         return int(str(self.nodes).rpartition(":")[2])
 
     def _check_machines(self) -> None:
-        if re.fullmatch(r"[0-9]{1,4}(:[0-9]{1,4})?", str(self.nodes)) is None or self.max_nodes < 1:
+        text = str(self.nodes)
+        numbers = [int(one) for one in text.split(":")] if re.fullmatch(_NODES, text) else []
+        if not numbers or not 1 <= numbers[0] <= numbers[-1]:
             raise InputError(
                 f"--nodes {self.nodes} is no number of machines. Give one, like 2, or a range, like 1:4."
             )

@@ -8,7 +8,6 @@ from typing import Any
 
 from torch import nn
 from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LRScheduler
 
 from paceline import strategies
 from paceline.errors import InputError
@@ -16,6 +15,10 @@ from paceline.observe import Note
 from paceline.state.optimizer_state import drop_groups
 from paceline.strategies.base import Exactness, StrategyInputs
 from paceline.strategies.buffers.buffers import Rule
+from paceline.strategies.compiled import compile_calls
+from paceline.strategies.epoch_schedules import OnMetric
+from paceline.strategies.guards.schedules import check_parts
+from paceline.strategies.in_turns.optimizers import Optimizers
 from paceline.strategies.precision import Precision
 from paceline.strategies.replica import Replica
 from paceline.strategies.structure import Structure
@@ -23,15 +26,10 @@ from paceline.training import resuming
 from paceline.training.core import EngineCore
 from paceline.training.frozen import KEY as FROZEN
 from paceline.training.frozen import freeze_as
-from paceline.training.strategy_inputs import (
-    ONE_MODEL,
-    MakeModel,
-    MakeOptimizer,
-    MakeScheduler,
-    carried_inputs,
-    new_parts,
-)
+from paceline.training.several import GivenModel, GivenOptimizer, GivenScheduler
+from paceline.training.strategy_inputs import BY_NAME, carried_inputs, new_parts
 from paceline.training.user_loop.handle import Handle
+from paceline.training.user_loop.schedules import LoopSchedule
 from paceline.world import broadcast_object, seeds
 
 NO_BITS = (
@@ -53,27 +51,40 @@ class Preparation:
 
     def prepare(
         self,
-        model: nn.Module | MakeModel,
-        optimizer: Optimizer | MakeOptimizer,
-        scheduler: LRScheduler | MakeScheduler | None = None,
+        model: GivenModel,
+        optimizer: GivenOptimizer,
+        scheduler: GivenScheduler = None,
         buffers: Mapping[str, Rule] | None = None,
         structure: Structure | None = None,
-    ) -> tuple[nn.Module, Optimizer]:
+    ) -> tuple[Any, Any]:
         """Place the model for a loop of the user's own, which goes on with these very objects in every group."""
         state = self.core.state
         with seeds.preserved():
             replica = self.prepare_replica(model, optimizer, scheduler, buffers, structure)
-        if not isinstance(model, nn.Module):
+        first = next(iter(model.values())) if isinstance(model, Mapping) else model
+        if not isinstance(first, nn.Module):
             # A function that makes the model begins at the run's seed, which has served.
             state.seed_loop("call", 0)
-        self._handle = Handle(replica, Precision(state.options.precision, state.world.device))
-        return replica.model, replica.optimizer
+        if isinstance(replica.scheduler, OnMetric):
+            raise InputError(
+                "paceline.OnMetric is for a Task. In a loop give run.prepare the schedule itself, and "
+                "call scheduler.step(metric)."
+            )
+        precision = Precision(state.options.precision, state.world.device)
+        if replica.compiler is not None:
+            compile_calls(replica.model, replica.compiler, precision)
+            precision = Precision("fp32", state.world.device)  # no hooks for it: calls have it now
+        self._handle = Handle(replica, precision)
+        optimizers = replica.optimizer
+        return replica.model, dict(optimizers.optimizers) if isinstance(
+            optimizers, Optimizers
+        ) else optimizers
 
     def prepare_replica(
         self,
-        model: nn.Module | MakeModel,
-        optimizer: Optimizer | MakeOptimizer,
-        scheduler: LRScheduler | MakeScheduler | None = None,
+        model: GivenModel,
+        optimizer: GivenOptimizer,
+        scheduler: GivenScheduler = None,
         buffers: Mapping[str, Rule] | None = None,
         structure: Structure | None = None,
     ) -> Replica:
@@ -81,11 +92,14 @@ class Preparation:
         state = self.core.state
         if self.inputs is not None:
             raise InputError(
-                "run.prepare was called before, and its model would be trained no more. " + ONE_MODEL
+                "run.prepare was called before, and its model would be trained no more. " + BY_NAME
             )
         device = state.world.device
-        self.inputs = inputs = new_parts(
-            state.options, state.exactness, device, model, optimizer, scheduler, buffers, structure
+        self.inputs = inputs = replace(
+            new_parts(
+                state.options, state.exactness, device, model, optimizer, scheduler, buffers, structure
+            ),
+            note=lambda text: state.emit(Note(text=text)),
         )
         joins = state.waits_to_join
         # What needs the others is done when there are any.
@@ -170,14 +184,36 @@ class Preparation:
         """Save an object's state with the run, and return the object."""
         state = self.core.state
         if state.training is not None:
-            raise InputError(
-                f"run.register_state({name!r}) came after run.steps. Call it before, on every worker."
-            )
+            raise InputError(f"run.register({name!r}) came after run.steps. Call it before, on every worker.")
         prepared = state.replica_or_none is not None
         known = state.options.resume and prepared and not state.waits_to_join
         if not self.core.loop.registered.register(name, value) and known:
             self._note_new([name])
         return value
+
+    def keep_schedule(self, given: Any, optimizer: Optimizer | dict[str, Optimizer], *, twice: bool) -> Any:
+        """Save and hand on a schedule that the loop steps itself, with the run; return it."""
+        if twice:
+            raise InputError(
+                "run.prepare was given two schedules. Give one: scheduler= is stepped by the run after each update, any other by "
+                "the loop."
+            )
+        if isinstance(given, Mapping) or isinstance(optimizer, Mapping):
+            raise InputError(
+                "a run with several optimizers steps their schedules itself, each with its optimizer: give them by name, as "
+                'scheduler={"generator": schedule}. One that the loop is to step is made behind run.prepare, and kept with '
+                'run.register("schedule", schedule).'
+            )
+        made = given if not callable(given) or hasattr(given, "step") else given(optimizer)
+        moved = getattr(made, "optimizer", optimizer)
+        if moved is not optimizer:
+            raise InputError(
+                f"the {type(made).__name__} belongs to another optimizer than the one that trains. Make it with it, or give "
+                "a function that makes it: run.prepare(model, optimizer, lambda optimizer: ...)."
+            )
+        check_parts(made)
+        self.core.loop.schedule = LoopSchedule(made)
+        return self.register("scheduler", made)
 
     def _note_new(self, names: list[str]) -> None:
         for name in names:

@@ -171,8 +171,17 @@ class DataFacts:
     samples: int | None
     steps_per_epoch: int | None
     order: EpochPermutation | None
+    uneven: bool
+    repeats: int = 1
 
     @classmethod
     def of(cls, loader: ShardedLoader) -> DataFacts:
         """Return the facts about the data of a loader."""
-        return cls(loader.batch_size, loader.samples, loader.steps_per_epoch, loader.order)
+        return cls(
+            loader.batch_size,
+            loader.samples,
+            loader.steps_per_epoch,
+            loader.order,
+            loader.uneven,
+            loader.repeats,
+        )

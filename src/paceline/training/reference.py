@@ -17,6 +17,8 @@ from paceline import ranges
 from paceline.errors import InputError, UnknownNameError
 from paceline.task import Task
 from paceline.training.options import PRECISIONS
+from paceline.training.script import importing
+from paceline.training.spec import TrainSpec
 
 LARGEST = 2**63 - 1
 
@@ -27,6 +29,22 @@ def load_task(reference: str, settings: Mapping[str, str]) -> Task:
     module = _from_file(Path(place)) if place.endswith(".py") else _from_package(place)
     kind = _choose(module, name, place)
     task = kind(**arguments(kind, settings))
+    check_task(task)
+    return task
+
+
+_opened: dict[bytes, type[Task]] = {}
+"""The classes that were sent to this process: each is one class, however often its task is made."""
+
+
+def make_task(spec: TrainSpec) -> Task:
+    """Make the task of a training, from where it is found or from what was sent."""
+    if spec.shipped is None:
+        return load_task(spec.task, spec.settings)
+    found = _opened.get(spec.shipped.content) or spec.shipped.open()
+    if isinstance(found, type):
+        _opened[spec.shipped.content] = found
+    task: Task = found if isinstance(found, Task) else found(**arguments(found, spec.settings))
     check_task(task)
     return task
 
@@ -59,7 +77,8 @@ def _from_file(path: Path) -> ModuleType:
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
     vars(module)[_READ] = state
-    spec.loader.exec_module(module)
+    with importing():
+        spec.loader.exec_module(module)
     return module
 
 
@@ -109,22 +128,31 @@ def _choose(module: ModuleType, name: str, place: str) -> type[Task]:
 
 def arguments(kind: type[Task], settings: Mapping[str, str]) -> dict[str, Any]:
     """Read `--set key=value` texts as the types that the constructor's arguments have."""
-    known = {
-        name: parameter
-        for name, parameter in inspect.signature(kind).parameters.items()
-        if parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY)
-    }
-    made: dict[str, Any] = {}
-    for name, text in settings.items():
-        if name not in known:
-            raise UnknownNameError(f"option of {kind.__name__}", name, known or ["(it takes none)"])
-        made[name] = _value(kind.__name__, name, text, known[name])
+    known = _parameters(kind)
+    made = {name: read_setting(kind, name, text) for name, text in settings.items()}
     missing = [
         name for name, parameter in known.items() if parameter.default is parameter.empty and name not in made
     ]
     if missing:
         raise InputError(f"{kind.__name__} needs {', '.join(missing)}. Give --set {missing[0]}=VALUE.")
     return made
+
+
+def read_setting(kind: type[Task], name: str, text: str) -> Any:
+    """Read one of these texts."""
+    known = _parameters(kind)
+    if name not in known:
+        raise UnknownNameError(f"option of {kind.__name__}", name, known or ["(it takes none)"])
+    return _value(kind.__name__, name, text, known[name])
+
+
+def _parameters(kind: type[Task]) -> dict[str, inspect.Parameter]:
+    """Return what can be given to a task's constructor by name."""
+    return {
+        name: parameter
+        for name, parameter in inspect.signature(kind).parameters.items()
+        if parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY)
+    }
 
 
 def _value(task: str, name: str, text: str, parameter: inspect.Parameter) -> Any:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from typing import Any
 
+from paceline.checkpoint.best import Score
 from paceline.checkpoint.contents import CheckpointMetadata
+from paceline.checkpoint.parts import AVERAGED
 from paceline.checkpoint.pending_checkpoint import Fault
 from paceline.checkpoint.saver import Saver
 from paceline.checkpoint.store import Checkpoints
@@ -25,12 +28,14 @@ from paceline.training.frozen import KEY as FROZEN
 from paceline.training.frozen import frozen_names
 from paceline.training.horizon import KEY as HORIZON
 from paceline.training.preparation import Preparation
+from paceline.training.scoring import Scoring
+from paceline.training.turns import KEY as TURNS
 from paceline.training.user_loop.call_history import KEY as OUTCOMES
 from paceline.training.user_loop.call_history import SAVE as SAVE_CALL
 from paceline.training.user_loop.loop_state import KEY as REGISTERED
 from paceline.world import all_gather_object
 
-NO_FOLDER = "run.save needs a folder. Give out= to paceline.launch, or --out."
+NO_FOLDER = "run.save needs a folder. Give out= to paceline.launch."
 
 
 @dataclass(kw_only=True)
@@ -43,30 +48,39 @@ class Saving:
     """None in a run without a folder."""
     saved_at: Position | None = field(default=None, init=False)
     """Where the run stood at its last checkpoint, alike on all workers: whoever has it does not write it again."""
+    then: Callable[[int, str], None] = field(default=lambda *_: None, init=False)
+    """What else is to be called on the worker that has committed a checkpoint, with its step and its folder."""
     _asked: bool = field(default=False, init=False)
     """Whether the loop has asked for a checkpoint in a body that has not ended."""
 
     def __post_init__(self) -> None:
+        self.scoring = Scoring(core=self.core)
         options = self.core.state.options
         if options.out is not None:
-            checkpoints = Checkpoints(options.out / folder.CHECKPOINTS, keep=options.keep)
+            place = options.out / folder.CHECKPOINTS
+            checkpoints = Checkpoints(place, keep=options.keep, keep_best=options.keep_best)
             self.saver = Saver(checkpoints, saved=self._note_saved, note=self._note)
 
     def _note_saved(self, made: Saved) -> None:
         self.core.records.after_save(made.step, made.weights_sha256)
         self.core.state.emit(CheckpointSaved(step=made.step, path=str(made.path), seconds=made.seconds))
+        self.then(made.step, str(made.path))
 
     def _note(self, text: str) -> None:
         self.core.state.emit(Note(text=text))
 
     # What the loop asks for.
 
-    def save_on_request(self) -> None:
-        """Write the checkpoint that the loop asks for here, or when the body that it is in ends."""
+    def save_on_request(self, score: Score | None = None) -> None:
+        """Write the checkpoint that the loop asks for here, or when the body that it is in ends.
+
+        One with a `score` is written only if it is among the best so far.
+        """
         state, history = self.core.state, self.core.history
         state.check_between(SAVE_CALL)
         if state.open_call is not None:
-            self._ask()
+            if score is None or self._is_among_best(score):
+                self._ask()
             return
         if not (state.waits_to_join or history.elsewhere):
             if history.outcomes.has_save(history.call):
@@ -74,8 +88,15 @@ class Saving:
                 return
             if history.resumed:
                 return  # the run is further than this, and what it was saved with must stay
+            if score is not None and not self._is_among_best(score):
+                return
             history.outcomes.note(history.call, SAVE_CALL, None)
         self.save(called=SAVE_CALL)
+
+    def _is_among_best(self, score: Score) -> bool:
+        if self.saver is None:
+            raise InputError(NO_FOLDER)
+        return self.scoring.admits(score, self.saver.checkpoints)
 
     def _ask(self) -> None:
         """Have a checkpoint written when the body of the present step ends: what the body still does belongs to it.
@@ -177,7 +198,7 @@ class Saving:
                 replace(held, extra_state={**held.extra_state, **more}),
                 metadata,
                 background=state.options.save_async and not last,
-                unless_saved=last and self.saved_at == state.position,
+                unless_saved=last and self.saved_at == state.position and not self._asked,
             )
 
     def _meta(self) -> dict[str, Any]:
@@ -191,12 +212,15 @@ class Saving:
             # Of a Task, which has one training set; a loop may go from one set to another.
             **({"stream": state.training[0].order is None} if state.about and state.training else {}),
             "samples": self.samples,
+            **self.scoring.meta(),
+            **({AVERAGED: True} if state.average is not None and state.average.evaluated else {}),
             **self.core.journal.epoch_sums(),
             "seed": options.seed,
             "shards": options.total_shards,
             "strategy": options.strategy,
             "mesh": str(world.mesh),
             **({FROZEN: frozen_names(state.replica.model)} if state.replica.whole else {}),
+            **({TURNS: state.meta[TURNS]} if TURNS in state.meta else {}),
             "workers": options.workers if options.processes == 1 else world.size - world.mesh.servers,
         }
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from paceline.data import ShardedLoader
+from paceline.declared import Average
 from paceline.errors import InputError
 from paceline.recovery.group_state import GroupState
 from paceline.recovery.position import Position
@@ -41,8 +42,12 @@ class RunState(GroupState):
     """What the last epochs of a stream began with."""
     step: Step | None = None
     """The one that was given last."""
+    average: Average | None = None
+    """What a Task averages, for its evaluations."""
     ended: bool = False
     """Whether the steps have all been taken."""
+    stop_at: int | None = None
+    """How many steps will have been taken where the loop has ended its call of `steps` by run.stop(); alike on all workers."""
     measured: tuple[int, dict[str, float]] | None = None
     """The steps taken when a Task was last evaluated, and its metrics; alike on all workers, or only some would ask again."""
 

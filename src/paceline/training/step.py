@@ -52,6 +52,8 @@ class Step:
         self.number = work.number
         """How many steps came before, from the beginning of the run."""
         self.epoch = epoch
+        self.turn: str | None = None
+        """Which of several optimizers this step is for; None: all of them."""
         self.result: StepResult | None = None
         self._replica = replica
         self._world = world
@@ -70,6 +72,8 @@ class Step:
         """Whether a worker was lost in this step where the loop has its turn."""
         self.again = False
         """Whether the group broke in the middle: the run gives this step once more, over another share."""
+        self.learning_rate: float | Tensor = 0.0
+        """Of the optimizer's first group when it was applied: a schedule that the run steps has moved on behind it."""
         self._totals: list[tuple[int, Tensor]] = []
         self._read = False
         self._ended = False
@@ -94,6 +98,16 @@ class Step:
         return self.result is None and (self._out or self._read or self._added > 0)
 
     @property
+    def closing(self) -> bool:
+        """Whether the step is applied and the loop has not done with it."""
+        return self.result is not None and not self._ended
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether everybody is there who has had a part in it."""
+        return bool(self._recovery.group.world.generation == self._generation)
+
+    @property
     def open_body(self) -> OpenBody | None:
         """This attempt, while the body of a user's loop is open and the step is not applied, or never will be."""
         pending = self.result is None or self.again
@@ -108,6 +122,7 @@ class Step:
             )
         interruption = self._world.interruption
         interruption.discards = self._discards
+        self._guard.apply, self._guard.turn = self.apply, self.turn
         if self.attempt is not None:
             self.attempt.begin_batches()
         try:
@@ -188,7 +203,8 @@ class Step:
         """
         if self.result is not None:
             raise InputError(
-                f"step {self.number}: step.apply() was called before (step.compute applies, too). Call it once a step."
+                f"step {self.number}: step.apply() was called before (step.compute and optimizer.step() apply, too). Call it "
+                "once a step."
             )
         if not self._read:
             raise InputError(
@@ -208,7 +224,7 @@ class Step:
         if self.attempt is not None:
             self.attempt.begin_batches()
         taken = self._watched if self._hidden.watches else self._replica.step
-        return self._guarded(taken, self.work, loss, self._max_grad_norm)
+        return self._guarded(taken, self.work, self._replica.compiled(loss), self._max_grad_norm)
 
     def _watched(self, work: StepWork, loss: LossFunction, max_grad_norm: float | None) -> StepResult:
         with self._hidden.passes():
@@ -225,6 +241,8 @@ class Step:
                 ) from None
 
     def _guarded(self, action: Callable[..., StepResult], *arguments: Any) -> StepResult:
+        rate = self._replica.optimizer.param_groups[0]["lr"]
+        self.learning_rate = rate.clone() if isinstance(rate, Tensor) else rate
         result = self._recover() if self._broken else self._applied_or_again(action, *arguments)
         if self._seed_loop is not None:  # also where others finished the step, and nothing was updated here
             self._seed_loop("applied", self.number)
@@ -254,6 +272,7 @@ class Step:
     def end(self) -> None:
         """Note that the loop has done with this step, or with an attempt at it."""
         self._ended = True
+        self._guard.apply = None
         if self.attempt is None:
             return
         if not self.again:
@@ -302,5 +321,5 @@ def _loss_of(loss: Tensor, weight: Weight | None) -> Loss:
         return Loss.mean(loss)
     raise InputError(
         "step.backward needs one loss for each item (reduction='none'), a sum and its weight: "
-        "step.backward(losses.sum(), len(losses)), or a paceline.Loss."
+        "step.backward(losses.sum(), len(losses)), or a paceline.Loss; a mean with its weight is Loss.from_mean(mean, weight)."
     )

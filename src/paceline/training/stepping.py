@@ -6,20 +6,25 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from paceline.data import ShardedLoader, StepData
+from paceline.data.resident import gathered
 from paceline.errors import InputError
 from paceline.observe import Note
 from paceline.recovery.agreement import OpenBody, WentBackError
 from paceline.recovery.membership import STEP, LeaveRunError
+from paceline.recovery.position import Position
 from paceline.strategies.base import ShardWork, StepWork
+from paceline.strategies.epoch_schedules import PerEpoch
+from paceline.strategies.in_turns.optimizers import each_of
 from paceline.training.checks.before_first_step import last_step
 from paceline.training.checks.same_stream import TRAINING, read_alike
 from paceline.training.core import EngineCore
 from paceline.training.group import RunGroup
-from paceline.training.options import SaveEvery
+from paceline.training.options import Every
 from paceline.training.saving import Saving
 from paceline.training.step import Step
+from paceline.training.turns import Turns
 from paceline.training.user_loop import schedules
-from paceline.world import seeds
+from paceline.world import seeds, spans
 from paceline.world.fault_points import DATA, hit
 from paceline.world.status_page import Kind, Phase
 
@@ -35,6 +40,9 @@ class Call:
     steps: int | None
     max_grad_norm: float | None
     after_epoch: Callable[[int], None] | None
+    stops: Callable[[], bool]
+    """Whether to end where the run stands, alike on all workers."""
+    turns: Turns
 
     @property
     def last(self) -> float:
@@ -62,13 +70,21 @@ class Stepping:
     def left(self) -> bool:
         """Whether there are steps to take."""
         position = self.core.state.position
-        return (self.epochs is None or position.epoch < self.epochs) and position.number < self.last
+        return (self.epochs is None or position.epoch < self.epochs) and position.number < self.end
+
+    @property
+    def end(self) -> float:
+        """The step at which the call ends, as far as that is known."""
+        if self.call.stops():
+            return self.core.state.position.number
+        stop_at = self.core.state.stop_at
+        return self.last if stop_at is None else min(self.last, stop_at)
 
     def take(self) -> Iterator[Step]:
         """Yield the steps from where the run stands to its end, with the checkpoints and measurements on the way."""
-        state, last = self.core.state, self.last
+        state = self.core.state
         save_every = state.options.save_every
-        due = SaveEvery.parse(save_every) if save_every else SaveEvery()
+        due = Every.parse(save_every) if save_every else Every()
         state.stand_at(state.position)
         while self.left:
             before = state.position
@@ -77,9 +93,10 @@ class Stepping:
                     state.seed_loop("step", step.number)
                 yield step
                 self._end(step)
+                self.core.profile.after_step()
                 number = state.position.number
-                self.saving.after_body(again=step.again, due=due.after_step(number), last=number >= last)
-            if state.position.number == last and state.position.step != self.call.loader.steps_per_epoch:
+                self.saving.after_body(again=step.again, due=due.after_step(number), last=number >= self.end)
+            if state.position.number >= self.end and state.position.step != self.call.loader.steps_per_epoch:
                 break
             if state.position == before and before.step == 0:
                 raise InputError(
@@ -88,32 +105,44 @@ class Stepping:
             state.position = state.position.next_epoch()
             self.core.journal.end_epoch(state.position)
             try:
-                if self.call.after_epoch is not None:
-                    state.seed_loop("epoch", state.position.epoch)
-                    self.call.after_epoch(state.position.epoch)
-                    # One taken inside after_epoch could not be gone back to.
-                    if self.core.sharded.due(state.position):
-                        self.group.take_snapshot()
+                self._end_epoch()
             except WentBackError:
                 continue
             position = state.position
             self.saving.after_body(
-                again=False, due=due.after_epoch(position.epoch), last=position.number >= last
+                again=False, due=due.after_epoch(position.epoch), last=position.number >= self.end
             )
+        self.core.profile.end()
+
+    def _end_epoch(self) -> None:
+        """Do what the loop does between two epochs, and have a schedule go on that counts them."""
+        state, number = self.core.state, self.core.state.position.number
+        if self.call.after_epoch is not None:
+            state.seed_loop("epoch", state.position.epoch)
+            self.call.after_epoch(state.position.epoch)
+        if isinstance(schedule := state.replica.scheduler, PerEpoch):
+            measured = state.measured
+            found = measured[1] if measured is not None and measured[0] == number else None
+            schedule.end_epoch(state.position.epoch, found)
+        # One taken inside after_epoch could not be gone back to.
+        if self.call.after_epoch is not None and self.core.sharded.due(state.position):
+            self.group.take_snapshot()
 
     def _epoch(self) -> Iterator[Step]:
         state = self.core.state
         self.core.journal.start()
-        while state.position.number < self.last:
+        while state.position.number < self.end:
             # Once for each group: whoever is there now has other shards to read.
             generation, status_page = state.world.generation, state.world.status_page
             status_page.begin(Kind.STEP, state.position.number, Phase.DATA)
-            for data in read_alike(
-                self.call.loader, state.world, TRAINING, state.position.epoch, state.position.step
-            ):
+            position = state.position
+            known = state.epoch_starts.state_at(position)
+            coming = read_alike(self.call.loader, state.world, TRAINING, position.epoch, position.step, known)
+            for data in spans.each(spans.DATA, coming):
                 hit(DATA)
                 if data.beginning is not None and self._reads_again(data):
                     break
+                self._note_state(position, data)
                 if not data.size:
                     continue
                 if self.core.recovery.membership.change_wanted:
@@ -121,7 +150,8 @@ class Stepping:
                 if (body := state.broken_body) is not None:  # also where the run has gone back since
                     yield self._make(data, body.number, broken=body)
                     break
-                self._save_as_asked()
+                if state.stopping or state.save_asked:
+                    self._save_as_asked()
                 if state.world.generation == generation:
                     step = self._make(data, state.position.number)
                     # Before any of it can reach others, who may finish it while this one is killed.
@@ -129,7 +159,7 @@ class Stepping:
                     yield step
                 if state.world.generation != generation:
                     break
-                if state.position.number >= self.last:
+                if state.position.number >= self.end:
                     return
                 status_page.begin(Kind.STEP, state.position.number, Phase.DATA)
             else:
@@ -138,15 +168,19 @@ class Stepping:
                 empty = StepData(state.position.epoch, state.position.step, 0, ())
                 yield self._make(empty, body.number, broken=body)
 
+    def _note_state(self, position: Position, data: StepData) -> None:
+        note = self.core.state.epoch_starts.note_state(position, data)
+        if note is not None:
+            self.core.state.emit(Note(text=note))
+
     def _save_as_asked(self) -> None:
         """Write the checkpoint that a signal to the launcher asked for; raise where the run ends with it."""
         state = self.core.state
         if state.stopping:
             self.saving.at_the_end()
             raise LeaveRunError
-        if state.save_asked:
-            state.save_asked = False
-            self.saving.after_body(again=False, due=True, last=False)
+        state.save_asked = False
+        self.saving.after_body(again=False, due=True, last=False)
 
     def _reads_again(self, data: StepData) -> bool:
         """Compare the beginning of a stream's epoch with what it was before; raise where it is another.
@@ -167,14 +201,18 @@ class Stepping:
     def _make(self, data: StepData, number: int, *, broken: OpenBody | None = None) -> Step:
         """Return a step for the loop's body; one of a `broken` body has no batches, and nothing comes of it."""
         state, seed, replica = self.core.state, self.core.state.options.seed, self.core.state.replica
+        if isinstance(replica.scheduler, PerEpoch) and broken is None:
+            replica.scheduler.begin_step(data.epoch)
         own_loop = state.task is None
+        if replica.turns is not None:
+            replica.turns.take(self.call.turns.at(state.position))
         state.world.status_page.enter(Phase.COMPUTE)
         shards = [
             ShardWork(
                 shard.index,
                 seeds.derive(seed, "shard", number, shard.index),
                 shard.samples,
-                shard.batches,
+                shard.batches if replica.graphs is not None else gathered(shard.batches),
             )
             for shard in data.shards
         ]
@@ -192,6 +230,8 @@ class Stepping:
             self.core.loop.begin_attempt(elastic=self.core.recovery.elastic) if own_loop else None,
             broken=broken,
         )
+        if replica.turns is not None:
+            step.turn = self.call.turns.at(state.position)
         state.step = step
         self.core.loop.hidden.enter(replica.model, state.task, sharded=self._sharded)
         return step
@@ -207,7 +247,7 @@ class Stepping:
                 state.emit(Note(text=text))
         if self.saving.saver is not None:
             self.saving.saver.poll()
-        self.core.journal.step(step, state.position, state.replica.optimizer)
+        self.core.journal.step(step, state.position)
         self.core.recovery.note_step(self.core.journal.state)
         state.world.status_page.end()
 
@@ -215,7 +255,8 @@ class Stepping:
         """Note that the loop has done with a step, its own states included."""
         if step.result is None:
             raise InputError(
-                f"step {step.number} was left without step.apply(), so its batch would be lost. Call apply once a step."
+                f"step {step.number} was left without step.apply(), so its batch would be lost. Call apply once a step. "
+                "To accumulate, give the batch of the whole step as batch_size, and micro_batch= for what is computed at a time."
             )
         step.end()
         if step.again:
@@ -234,4 +275,5 @@ class Stepping:
         several = state.world.size > 1 and self.core.recovery.elastic
         if state.options.out is not None or several:
             kept = [state.replica.scheduler, *self.core.loop.registered.objects()]
-            schedules.check_kept(state.replica.optimizer, kept)
+            for optimizer in each_of(state.replica.optimizer):
+                schedules.check_kept(optimizer, kept)

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
-from typing import TypeAlias
 
 import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LRScheduler
 
 from paceline import strategies
 from paceline.errors import InputError
@@ -22,30 +20,43 @@ from paceline.strategies.replica import Replica
 from paceline.strategies.structure import Structure
 from paceline.task import Task
 from paceline.training.options import RunOptions
+from paceline.training.several import (
+    GivenModel,
+    GivenOptimizer,
+    GivenScheduler,
+    MakeModel,
+    check_several,
+    joined_models,
+    joined_optimizers,
+    joined_schedules,
+)
 from paceline.training.user_loop.schedules import noted
 from paceline.world import seeds
 
-ONE_MODEL = (
-    "A run has one model and one optimizer: put several models into one torch.nn.ModuleDict, and their parameters into groups "
-    "of one optimizer."
+SEVERAL = "Several models take a loop of their own, run.prepare({name: model, ...}, {name: optimizer, ...}): a Task has one."
+BY_NAME = (
+    "Several models and optimizers are given by name, in one call: "
+    'run.prepare({"generator": g, "discriminator": d}, {"generator": opt_g, "discriminator": opt_d}).'
 )
-MakeModel: TypeAlias = Callable[[], nn.Module]
-MakeOptimizer: TypeAlias = Callable[[nn.Module], Optimizer]
-MakeScheduler: TypeAlias = Callable[[Optimizer], LRScheduler | None]
 
 
 def new_parts(
     options: RunOptions,
     exactness: Exactness,
     device: torch.device,
-    model: nn.Module | MakeModel,
-    optimizer: Optimizer | MakeOptimizer,
-    scheduler: LRScheduler | MakeScheduler | None,
+    model: GivenModel,
+    optimizer: GivenOptimizer,
+    scheduler: GivenScheduler,
     buffers: Mapping[str, Rule] | None,
     structure: Structure | None,
 ) -> StrategyInputs:
     """Put together what the user gave and what the run was asked for."""
-    _check_one(model, optimizer, scheduler)
+    entry, several = strategies.entry(options.strategy), isinstance(optimizer, Mapping)
+    if several or isinstance(model, Mapping):
+        check_several(options, entry, with_optimizers=several)
+    model, optimizer = joined_models(model), joined_optimizers(optimizer)
+    schedule = joined_schedules(scheduler)
+    _check_one(model, optimizer, schedule)
     given = isinstance(model, nn.Module)
     if isinstance(model, nn.Module):
         _check_model(model, saved=options.out is not None)
@@ -57,15 +68,17 @@ def new_parts(
         structure=structure or Structure(),
         tuning=options.tuning,
         make_optimizer=(lambda _: optimizer) if isinstance(optimizer, Optimizer) else optimizer,
-        make_scheduler=noted(scheduler if callable(scheduler) else (lambda _: scheduler)),
+        make_scheduler=noted(schedule if callable(schedule) else (lambda _: schedule)),
         precision=Precision(options.precision, device),
         shards=options.total_shards,
-        threads=options.workers if strategies.entry(options.strategy).threaded else 1,
+        threads=options.workers if entry.threaded else 1,
+        several=several,
         exactness=exactness,
         buffer_rules=buffers or {},
         sync_batchnorm=options.sync_batchnorm,
         transport=options.transport,
         compile=options.compile,
+        cuda_graph=options.cuda_graph,
         find_unused_parameters=options.find_unused_parameters,
     )
 
@@ -84,7 +97,8 @@ def _seeded(make: MakeModel, seed: int, *, saved: bool) -> MakeModel:
         seeds.seed_everything(seeds.derive(seed, "model"))
         model = make()
         if not isinstance(model, nn.Module):
-            raise InputError(f"the model is a {type(model).__name__}, not a torch.nn.Module.")
+            more = f" {SEVERAL}" if isinstance(model, Mapping) else ""
+            raise InputError(f"the model is a {type(model).__name__}, not a torch.nn.Module.{more}")
         _check_model(model, saved=saved)
         return model
 
@@ -95,8 +109,8 @@ def _check_one(model: object, optimizer: object, scheduler: object) -> None:
     """Raise for a list of models, as other libraries take, and for whatever else neither is one nor makes one."""
     for what, given, kind in (("model", model, nn.Module), ("optimizer", optimizer, Optimizer)):
         if not (isinstance(given, kind) or callable(given)):
-            raise InputError(f"run.prepare was given a {type(given).__name__} as its {what}. {ONE_MODEL}")
-    if isinstance(scheduler, list | tuple | dict):
+            raise InputError(f"run.prepare was given a {type(given).__name__} as its {what}. {BY_NAME}")
+    if isinstance(scheduler, list | tuple):
         raise InputError(
             f"run.prepare was given a {type(scheduler).__name__} as its scheduler. A run has one: chain several with "
             "torch.optim.lr_scheduler.ChainedScheduler or SequentialLR."

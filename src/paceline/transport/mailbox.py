@@ -275,7 +275,7 @@ class Mailbox:
         return going
 
     def _take(self, incoming: Incoming) -> tuple[bool, list[Job]]:
-        """Give on the messages that are there; return whether more may come, and what is to be done about these."""
+        """Pass on the messages that are there; return whether more may come, and what is to be done about these."""
         jobs: list[Job] = []
         self._reading.now = True
         try:

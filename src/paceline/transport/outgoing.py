@@ -412,7 +412,7 @@ class Outgoing:
             self._owed = True
 
     def _report(self) -> None:
-        """Say once that the peer is gone."""
+        """Report once that the peer is gone."""
         with self._lock:
             report, self._reported = not self._reported, True
         if report:

@@ -130,7 +130,7 @@ class Arena:
             return UNIT * sum(count for count, _ in self._given.values())
 
     def close(self) -> None:
-        """Give memory back that nobody looks at; what receivers still hold stays until they let go."""
+        """Release memory that nobody looks at; what receivers still hold stays until they let go."""
         with self._lock:
             self._collect()
             page = 0

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import html
+import io
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from rich import box
-from rich.console import Group, RenderableType
+from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
@@ -50,6 +52,16 @@ class Report(ABC):
         took = "" if self.seconds is None else f" ({duration(self.seconds)})"
         last = Text(self.verdict + took, style="bold green" if self.holds else "bold red")
         return Group(*(Text(one) if isinstance(one, str) else one for one in self.parts()), last)
+
+    def __str__(self) -> str:
+        """Return what a person reads as plain text."""
+        text = io.StringIO()
+        Console(file=text, width=120, highlight=False).print(self.render(), soft_wrap=True)
+        return text.getvalue().rstrip()
+
+    def _repr_html_(self) -> str:
+        # A notebook shows it in its own font, on its own background.
+        return f"<pre>{html.escape(str(self))}</pre>"
 
     def lines(self) -> list[str]:
         """Return its lines as plain text, without tables; the last is the verdict."""

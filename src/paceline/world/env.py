@@ -26,8 +26,10 @@ _MPI = (
 )
 """The variables of MPICH's launcher (and Intel's), and of Open MPI's."""
 LOOPBACK = "127.0.0.1"
-_OWN_RUN = "paceline"
-"""The run id that paceline's own launcher sets, by which it is told apart from torchrun."""
+_RUN_ID = "paceline"
+"""The run id of a run that nobody has given one."""
+_OWN_RUN = "PACELINE_RUN"
+"""The variable that repeats where the ranks meet: a torchrun that a worker starts inherits it, but its ranks meet elsewhere."""
 SECRET, SECRET_FILE = "PACELINE_SECRET", "PACELINE_SECRET_FILE"
 """The variables that hold the run's secret, or name the file that does."""
 STORE, RUNTIME_DIR = "PACELINE_STORE", "PACELINE_RUNTIME_DIR"
@@ -71,10 +73,14 @@ class Identity:
             "ROLE_NAME": "default",
             "MASTER_ADDR": self.master_address,
             "MASTER_PORT": str(self.master_port),
-            "TORCHELASTIC_RUN_ID": _OWN_RUN,
+            "TORCHELASTIC_RUN_ID": _RUN_ID,
             "TORCHELASTIC_RESTART_COUNT": "0",
             "TORCHELASTIC_MAX_RESTARTS": "0",
-            **({STORE: self.store} if self.store else {}),
+            **(
+                {STORE: self.store, _OWN_RUN: f"{self.master_address}:{self.master_port}"}
+                if self.store
+                else {}
+            ),
             # The launcher removes the folder, however its workers end.
             **({RUNTIME_DIR: str(Path(self.store[6:]).parent)} if self.store.startswith("ipc://") else {}),
         }
@@ -112,7 +118,7 @@ def identity() -> Identity | None:
         nodes=nodes,
         master_address=read("MASTER_ADDR") or LOOPBACK,
         master_port=_integer("MASTER_PORT") or 0,
-        store=(read(STORE) or "") if read("TORCHELASTIC_RUN_ID") == _OWN_RUN else "",
+        store=(read(STORE) or "") if read(_OWN_RUN) == f"{read('MASTER_ADDR')}:{read('MASTER_PORT')}" else "",
     )
 
 

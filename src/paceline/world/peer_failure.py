@@ -1,4 +1,4 @@
-"""Tells a lost peer from other failures."""
+"""Distinguishes a lost peer from other failures."""
 
 from __future__ import annotations
 

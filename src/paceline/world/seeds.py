@@ -18,9 +18,8 @@ import torch
 def derive(seed: int, *path: int | str) -> int:
     """Return the 63-bit seed of one place in a run: `derive(seed, "dropout", step, shard)`."""
     # The kind of each part and a terminator keep ("ab",), ("a", "b"), (1,) and ("1",) apart.
-    text = "".join(
-        f"i{part};" if isinstance(part, int) else f"s{len(part)}:{part};" for part in (seed, *path)
-    )
+    parts = [f"i{part};" if isinstance(part, int) else f"s{len(part)}:{part};" for part in (seed, *path)]
+    text = "".join(parts)
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little") >> 1
 
 

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from paceline.compat import futex
-from paceline.world import env
+from paceline.world import env, spans
 from paceline.world.objects import all_gather_object
 from paceline.world.world import World
 
@@ -96,7 +96,8 @@ class SharedMemoryChannel:
         """Wait until everybody else's flag has reached `value`: what they stored before is here to be loaded."""
         for other, word in enumerate(self._words[flag]):
             if other != self.rank and self._flags[word] < value:
-                self._wait_word(word, value, other)
+                with spans.span(spans.WAITING):
+                    self._wait_word(word, value, other)
         if self._fences:
             futex.barrier()
 

@@ -40,7 +40,7 @@ STEPS = 10
 FADING = 0.98
 """What is left of the longest step with each one after it: one slow step must not raise the limit for the rest of a run."""
 PATIENCE = 10
-"""What may take longer than a step gets this many times its limit: a first step that compiles, a checkpoint, a new group."""
+"""What may take longer than a step gets this many times its limit: a first step, a compiler, a checkpoint, a new group."""
 _NAP_S = 3600.0
 
 
@@ -56,6 +56,8 @@ class Phase(IntEnum):
     IDLE = 5
     """Between two operations, in the loop's own code."""
     ENDED = 6
+    COMPILE = 7
+    """Its compiler works for it, in a step."""
 
 
 class Kind(IntEnum):
@@ -95,7 +97,7 @@ class Reading:
     compute_s: float
     communication_s: float
     longest_s: float
-    """The longest step but the first, which may have compiled; it fades with each one after it."""
+    """The longest step but the first, what a compiler took of it left out; it fades with each one after it."""
     stopped: bool = False
     """Whether the process is stopped by a signal; its launcher sees that, not the status page."""
     whole: bool = True
@@ -207,15 +209,15 @@ class StatusPage(NoStatusPage):
         self.enter(_IDLE)
         counts, seconds, took = self._counts, self._seconds, self._since - self._began
         if self._kind == _STEP_KIND:
-            _, _, data, compute, communication, _, _ = self._spent
+            _, _, data, compute, communication, _, _, compiling = self._spent
             counts[_BEAT] |= 1
             if _FENCES:
                 barrier()
             if counts[_STEPS]:
-                seconds[_LONGEST_S] = max(seconds[_LONGEST_S] * FADING, took)
+                seconds[_LONGEST_S] = max(seconds[_LONGEST_S] * FADING, took - compiling)
             counts[_STEPS] += 1
             seconds[_DATA_S] += data
-            seconds[_COMPUTE_S] += compute
+            seconds[_COMPUTE_S] += compute + compiling
             seconds[_COMMUNICATION_S] += communication
             if _FENCES:
                 barrier()

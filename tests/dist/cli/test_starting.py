@@ -136,7 +136,7 @@ def test_the_remote_end_alone_says_so_in_one_line(said):
 @pytest.mark.parametrize(
     ("more", "words"),
     [
-        (["--on", "torchrum"], "unknown launcher 'torchrum'. Did you mean 'torchrun'?"),
+        (["--on", "torchrum"], "unknown --on 'torchrum'. Did you mean 'torchrun'?"),
         (["--on", "ssh"], "--on ssh needs the machines. Give --hosts a,b,c."),
         (
             ["--on", "mpi", "--hosts", "a,b"],
@@ -146,6 +146,9 @@ def test_the_remote_end_alone_says_so_in_one_line(said):
         (["--hosts", "-oProxyCommand=x,b"], "'-oProxyCommand=x' is no host."),
         (["--hosts", "a,b,a"], "names a machine twice."),
         (["--hosts", "a,b", "--ssh", "ssh '"], "is no command: No closing quotation."),
+        (["--hosts", "a,b", "--ssh", " "], "--ssh is empty."),
+        (["--on", "slurm"], "Use paceline submit --on slurm"),
+        (["--on", "ray", "--resources", "CPU=1,CPU=2"], "--resources 'CPU=1,CPU=2' names CPU twice."),
         (["--hosts", "a,b", "--nodes", "3"], "--nodes is 3, but --hosts names 2 machines."),
         (["--hosts", "a,b", "--lead"], "the first of --hosts leads."),
         (["--on", "ray", "--nodes", "2", "--lead"], "Leave out --rendezvous and --lead."),
@@ -168,3 +171,25 @@ def test_a_worker_starts_no_others(monkeypatch, asked):
     with pytest.raises(InputError, match="but this process is rank 1 of 2 already"):
         start_elsewhere(RunOptions(workers=2), **asked)
     assert start_elsewhere(RunOptions(workers=2), on="torchrun") is None
+
+
+@pytest.mark.parametrize(
+    "variables",
+    [
+        {"RANK": "0", "WORLD_SIZE": "3", "MASTER_PORT": "1"},
+        {"PMI_RANK": "0", "PMI_SIZE": "3", "MASTER_PORT": "1"},
+    ],
+    ids=["torchrun", "mpirun"],
+)
+def test_a_dry_run_in_a_world_that_is_there_counts_it_once(command, folder, monkeypatch, variables):
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(os, "_exit", sys.exit)  # a process that a launcher started ends at once
+    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"):
+        monkeypatch.setenv(name, os.environ.get(name, ""))  # put back what the command sets
+        if not os.environ[name]:
+            monkeypatch.delenv(name)
+    ended = command(*TRAIN)
+    assert ended.status == 0, ended.err
+    assert "3 worker(s)" in ended.out.splitlines()[0]
+    assert "8 shard(s)" in ended.out.splitlines()[0]

@@ -19,6 +19,7 @@ import shutil
 import subprocess
 import sys
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 
 from tests.dist.docs.warm import Warm
@@ -31,6 +32,8 @@ _BLOCK = re.compile(r"^```(.*)\n((?:.*\n)*?)^```$", re.MULTILINE)
 _FILE = re.compile(r"# (\S+\.py)\n")
 _EXTRAS = {"mpirun": "mpi"}
 """Programs that an extra of paceline's brings."""
+_PAGES = {"huggingface.md": ("transformers", "hf")}
+"""Pages about what an extra brings."""
 _STATUS = re.compile(r"# exit status (\d+)")
 
 
@@ -75,6 +78,9 @@ def environment() -> dict[str, str]:
 
 def run_page(page: Path, folder: Path, warm: Warm | None = None) -> list[Ran]:
     """Run every block of a page, and fail where one is wrong or nothing runs it."""
+    if page.name in _PAGES and find_spec(_PAGES[page.name][0]) is None:
+        package, extra = _PAGES[page.name]
+        raise MissingProgramError(f"{package}, of the extra {extra}, is not installed here")
     shutil.copytree(REPOSITORY / "examples", folder / "examples")
     shutil.copy2(REPOSITORY / "Makefile", folder)
     (folder / ".venv").symlink_to(sys.prefix)

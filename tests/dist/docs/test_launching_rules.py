@@ -10,6 +10,7 @@ import pytest
 import paceline
 from paceline.errors import InputError
 from paceline.launch.job import FunctionCall, function_call, name_of
+from paceline.training.by_value import Payload
 
 
 class Trainer:
@@ -30,7 +31,7 @@ def program(first: str, run: paceline.Run, *rest: Any, **named: Any) -> tuple[An
 
 
 def test_a_function_that_a_worker_cannot_find_is_named_with_what_to_do() -> None:
-    call = FunctionCall(module="json", name="late", main_path=None, payload=b"", options={})
+    call = FunctionCall(module="json", name="late", main_path=None, payload=Payload(b""), options={})
     with pytest.raises(InputError, match=r"json has no late above .* Define the function above that call"):
         call.resolve()
 

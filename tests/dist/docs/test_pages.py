@@ -64,6 +64,12 @@ def test_a_page_runs(page: Path, running: dict[Path, Future[list[Ran]]]) -> None
         pytest.skip(str(missing))
 
 
+def test_the_gan_comes_to_the_same_on_one_worker_and_on_two(running: dict[Path, Future[list[Ran]]]) -> None:
+    ran = [one for one in running[REPOSITORY / "docs" / "several.md"].result() if "gan.py" in one.command]
+    assert len(ran) == 2
+    assert len({one.output.splitlines()[-1] for one in ran}) == 1
+
+
 def test_every_example_is_run_by_some_page() -> None:
     shown = "".join(
         block.text for page in [README, *PAGES] for block in blocks(page) if block.language == "console"

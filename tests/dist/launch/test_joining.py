@@ -8,6 +8,7 @@ import sys
 import pytest
 
 import paceline
+from paceline.launch.control import order
 from paceline.launch.run_folder import claim
 from paceline.training import trainer
 from paceline.training.spec import TrainSpec
@@ -19,14 +20,21 @@ LAUNCH = ("-m", "torch.distributed.launch", "--nproc-per-node=2", "--master-port
 SCRIPT = """
 import json, pathlib
 import paceline
+from paceline.launch.control import order
 from paceline.training import trainer
 from paceline.training.spec import TrainSpec
 
 def main(run, spec):
     result = trainer.main(run, spec)
-    return {"rank": run.world.rank, "size": run.world.size, "sha": result["weights_sha256"]}
+    try:
+        refused = order(pathlib.Path("run"), {"do": "stop"})
+    except paceline.InputError as error:
+        refused = str(error)
+    run.world.comm.barrier()
+    return {"rank": run.world.rank, "size": run.world.size, "sha": result["weights_sha256"], "refused": refused}
 
-(told,) = paceline.launch(main, TrainSpec(task="paceline.tasks.dense4096:Dense4096", name="it", steps=5), workers=7)
+spec = TrainSpec(task="paceline.tasks.dense4096:Dense4096", name="it", steps=5)
+(told,) = paceline.launch(main, spec, workers=7, out="run")
 pathlib.Path(f"told-{told['rank']}.json").write_text(json.dumps(told))
 """
 
@@ -53,7 +61,25 @@ def test_a_script_joins_the_world_it_is_started_in(launcher, own_answer, tmp_pat
     (tmp_path / "script.py").write_text(SCRIPT)
     start(tmp_path, *launcher, "script.py")
     told = [json.loads((tmp_path / f"told-{rank}.json").read_text()) for rank in range(2)]
-    assert told == [{"rank": rank, "size": 2, "sha": own_answer} for rank in range(2)]
+    refused = (
+        "the workers of run were started by torchrun, or whatever else has set RANK, which owns them, so they take no orders. "
+        "End them there (Ctrl-C, SIGTERM or scancel), and start the run again with --resume, on as many workers as you like."
+    )
+    assert told == [{"rank": rank, "size": 2, "sha": own_answer, "refused": refused} for rank in range(2)]
+    with pytest.raises(paceline.InputError, match="no run is in progress"):
+        order(tmp_path / "run", {"do": "stop"})
+
+
+def test_a_folder_that_cannot_be_written_is_one_line_in_a_world_that_joins(tmp_path):
+    alone = {**os.environ, "RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
+    command = [sys.executable, "-m", "paceline", "train", "digits", "--steps", "1", "--out", "/proc/none/run"]
+    ended = subprocess.run(
+        command, cwd=tmp_path, env=alone, capture_output=True, text=True, timeout=HANG_S, check=False
+    )
+    assert (ended.returncode, ended.stderr) == (
+        2,
+        "error: the run folder /proc/none/run cannot be written: No such file or directory. Choose another --out.\n",
+    )
 
 
 def test_a_world_that_joins_takes_no_folder_in_which_another_launch_is_at_work(tmp_path):
@@ -114,7 +140,10 @@ def test_a_script_under_paceline_run_joins_that_world(own_answer, tmp_path):
     (tmp_path / "script.py").write_text(SCRIPT)
     start(tmp_path, "-m", "paceline", "run", "-n", "2", "script.py")
     told = [json.loads((tmp_path / f"told-{rank}.json").read_text()) for rank in range(2)]
-    assert told == [{"rank": rank, "size": 2, "sha": own_answer} for rank in range(2)]
+    assert [(one["rank"], one["size"], one["sha"]) for one in told] == [
+        (rank, 2, own_answer) for rank in range(2)
+    ]
+    assert all("were started by paceline run, which owns them" in one["refused"] for one in told)
 
 
 RESUMED = """

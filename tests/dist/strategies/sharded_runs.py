@@ -51,6 +51,39 @@ class Shared(nn.Module):
         return scores
 
 
+class Reads(nn.Module):
+    """A block of a decoder, which uses what the encoder made twice."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.key, self.value, self.mix = nn.Linear(8, 8), nn.Linear(8, 8), nn.Linear(8, 8)
+
+    def forward(self, stream: Tensor, memory: Tensor) -> Tensor:
+        """Read from the encoder's output into the stream."""
+        read: Tensor = stream + self.mix(torch.tanh(self.key(memory)) * self.value(memory))
+        return read
+
+
+class Crossed(nn.Module):
+    """Several blocks that are given one tensor: its gradient is a sum over the uses of all of them, in one order."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(TOKENS, 8)
+        self.encoder = nn.Linear(8, 8)
+        self.blocks = nn.ModuleList(Reads() for _ in range(3))
+        self.scores = nn.Linear(8, TOKENS)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """Map (batch, length) tokens to (batch, length, tokens) scores."""
+        stream = self.embedding(tokens)
+        memory = torch.tanh(self.encoder(stream))
+        for block in self.blocks:
+            stream = block(stream, memory=memory)
+        scores: Tensor = self.scores(stream)
+        return scores
+
+
 class Adapted(nn.Module):
     """A layer in few bits that is not trained, one beside it that is, and a table that all such blocks share."""
 

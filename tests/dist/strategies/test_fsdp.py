@@ -17,7 +17,16 @@ from paceline.strategies.fsdp.strategy import Fsdp
 from paceline.strategies.tuning import Tuning
 from paceline.training.strategy_inputs import carried_inputs, new_parts
 from tests.dist.strategies import sharded_runs
-from tests.dist.strategies.sharded_runs import RATE, Model, Outcome, Partly, Shared, Training, train_all
+from tests.dist.strategies.sharded_runs import (
+    RATE,
+    Crossed,
+    Model,
+    Outcome,
+    Partly,
+    Shared,
+    Training,
+    train_all,
+)
 from tests.dist.strategies.test_special_models import train as train_special
 
 SHORT = Training(samples=10)
@@ -29,6 +38,7 @@ TWO = {
     # The last batch is one sample, so one worker has none; weights stay gathered between forward and backward.
     "own loop": replace(SHORT, own_loop=True, options={"tuning": Tuning(reshard=False)}),
     "trained in part": replace(SHORT, model=Partly),
+    "one tensor in several blocks": Training(model=Crossed),
     "short": SHORT,
     "over sockets": SOCKETS,
 }

@@ -212,7 +212,7 @@ def lose_one_before_the_mean(run: paceline.Run, killed: str) -> tuple[int, int, 
     _, stepper = run.prepare(
         made,
         torch.optim.SGD(made.parameters(), lr=RATE),
-        lambda optimizer: torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.9),
+        scheduler=lambda optimizer: torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.9),
     )
     taken = 0
 

@@ -42,3 +42,31 @@ def test_gradients_are_over_the_true_weight() -> None:
             )  # 2e-3 of a gradient of 1 without the correction
         for worker in made[torch.bfloat16, 2]:
             assert all(torch.equal(one, other) for one, other in zip(worker, narrow, strict=True))
+
+
+def scale_on_a_cpu(run: paceline.Run) -> list[tuple[float, float]]:
+    """Return the rate and the weight after each step; the gradient of the second one overflows."""
+    model = nn.Linear(1, 1, bias=False)
+    nn.init.ones_(model.weight)
+    replica = run._engine.preparation.prepare_replica(
+        model,
+        lambda made: torch.optim.SGD(made.parameters(), lr=1.0),
+        lambda optimizer: torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 0.5**step),
+    )
+    replica.scaler = replica.step_state.scaler = torch.amp.GradScaler(
+        "cpu"
+    )  # --precision fp16 is refused here
+    seen = []
+    for step in run.steps(TensorDataset(torch.ones(4, 1)), batch_size=1, steps=4):
+        factor = 1e36 if step.number == 1 else 0.1
+        step.compute(lambda model, batch, factor=factor: Loss.mean(model(batch[0])[:, 0] * factor))
+        seen.append((replica.optimizer.param_groups[0]["lr"], replica.model.weight.item()))
+    return seen
+
+
+def test_a_schedule_waits_where_the_loss_scaler_leaves_a_step_out() -> None:
+    ((first, second, third, _),) = paceline.launch(scale_on_a_cpu, strategy="single", device="cpu")
+    assert first[0] == 0.5
+    assert second == first
+    assert third[0] == 0.25
+    assert third[1] < second[1] < 1.0

@@ -91,7 +91,7 @@ def train(
     def schedule(made: torch.optim.Optimizer) -> Any:
         return torch.optim.lr_scheduler.StepLR(made, 2, 0.7)
 
-    model, made = run.prepare(make, OPTIMIZERS[name], schedule)
+    model, made = run.prepare(make, OPTIMIZERS[name], scheduler=schedule)
     data = TensorDataset(torch.randn(48, 4, generator=torch.Generator().manual_seed(0)))
     fault_points.set_fault(trap if killed is not None else None)
     for step in run.steps(data, batch_size=8, steps=steps):

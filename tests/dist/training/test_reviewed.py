@@ -80,7 +80,7 @@ def test_a_batch_goes_backward_once(workers: int) -> None:
 def two_calls(run: Run, leave_after: int | None) -> tuple[str, int]:
     """Train on two data sets, one after the other, with a state of the loop's own; leave the second in the middle."""
     model = prepared(run, nn.Linear(4, 1))
-    seen = run.register_state("seen", {"steps": 0, "loss": 0.0})
+    seen = run.register("seen", {"steps": 0, "loss": 0.0})
     for call in range(2):
         for step in run.steps(data(), batch_size=8, epochs=1 + call):
             step.compute(task_loss)
@@ -105,7 +105,7 @@ def test_a_second_call_is_a_part_of_its_own_and_a_break_is_saved(tmp_path: Path)
 
 def differs(run: Run) -> None:
     prepared(run, nn.Linear(4, 1))
-    seen = run.register_state("seen", {"rank": 0})
+    seen = run.register("seen", {"rank": 0})
     for step in run.steps(data(), batch_size=8, epochs=1):
         step.compute(task_loss)
         seen["rank"] = run.world.rank

@@ -12,6 +12,8 @@ import pytest
 import torch
 
 from paceline.checkpoint import export, load
+from paceline.checkpoint.best import Score, best_of
+from paceline.checkpoint.inspection import inspect
 from paceline.errors import CheckpointError, DiskFaultError, InputError
 from tests.checkpoints import Checkpoints
 from tests.unit.checkpoint.states import EXTRA_STATE, MANIFEST, PART, assert_same, refuse, run_state
@@ -206,3 +208,49 @@ def test_what_was_loaded_survives_the_end_of_its_files(tmp_path: Path) -> None:
     for file in path.iterdir():
         os.truncate(file, 0)
     assert torch.equal(loaded.state["model"]["layer.weight"], run_state(5)["model"]["layer.weight"])
+
+
+def scored(step: int, value: float, mode: str = "max") -> dict[str, object]:
+    state = run_state(step)
+    state["meta"]["best"] = {"value": value, "mode": mode, "metric": ""}
+    return state
+
+
+def test_the_best_are_kept_apart_from_the_newest(tmp_path: Path) -> None:
+    folder = tmp_path / "checkpoints"
+    checkpoints = Checkpoints(folder, keep=1, keep_best=2)
+    for step, value in ((1, 0.5), (2, 0.9), (3, 0.7), (4, 0.7), (5, 0.1)):
+        checkpoints.save(step, scored(step, value))
+    for step in (6, 7):
+        checkpoints.save(step, run_state(step))
+    assert names(folder) == {"step-2", "step-3", "step-7"}  # of two that are equal the earlier
+    assert [one.step for one in best_of(tmp_path)] == [2, 3]
+    assert [one.step for one in inspect(tmp_path).best] == [2, 3]
+    assert export(tmp_path, tmp_path / "model.safetensors", best=True).step == 2
+    assert not checkpoints.admits(8, Score(0.7, "max"))
+    assert checkpoints.admits(8, Score(0.8, "max"))
+    assert checkpoints.admits(3, Score(0.1, "max"))  # as it was decided then: one better was there before
+    assert not checkpoints.admits(8, Score(float("nan"), "max"))
+    with pytest.raises(InputError, match=r"those of score 0\.9 \(max\) \(step 2\).*cannot be compared"):
+        checkpoints.admits(8, Score(0.1, "min"))
+
+
+def test_a_score_is_added_to_a_step_and_not_lost(tmp_path: Path) -> None:
+    checkpoints = Checkpoints(tmp_path, keep=1)
+    checkpoints.save(1, run_state(1))
+    checkpoints.own.add(1)
+    checkpoints.save(1, scored(1, 0.5, "min"))
+    checkpoints.save(1, run_state(1))
+    checkpoints.save(2, scored(2, 0.6, "min"))
+    checkpoints.save(3, run_state(3))
+    assert names(tmp_path) == {"step-1", "step-3"}
+    (tmp_path / "step-1" / PART).write_bytes(b"")  # damaged, so it is none of the best
+    checkpoints.save(4, scored(4, 0.7, "min"))
+    checkpoints.save(5, run_state(5))
+    assert names(tmp_path) == {"step-4", "step-5"}
+
+
+def test_a_run_without_a_best_says_so(tmp_path: Path) -> None:
+    Checkpoints(tmp_path).save(1, run_state(1))
+    with pytest.raises(CheckpointError, match="has no best checkpoint"):
+        export(tmp_path, tmp_path / "model.safetensors", best=True)

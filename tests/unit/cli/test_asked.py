@@ -15,16 +15,17 @@ from paceline.training.spec import TrainSpec
 OUT = Path("run")
 OTHER = {
     "shards": 8, "exact": "numeric", "device": "cpu", "compile": True, "transport": "gloo", "backend": "gloo",
-    "check_collectives": True, "save_every": "7", "keep": 5, "save_async": True, "peer_snapshots": 1, "snapshot_every": 3,
-    "tensorboard": True, "elastic": False, "min_workers": 2, "max_restarts": 4, "hang_timeout": 33.0, "rebalance": True,
-    "grace": 45.0,
+    "check_collectives": True, "save_every": "7", "keep": 5, "keep_best": 4, "save_async": True,
+    "peer_snapshots": 1, "snapshot_every": 3,
+    "sink": "csv", "cuda_graph": "off", "elastic": False, "min_workers": 2, "max_restarts": 4, "hang_timeout": 33.0,
+    "rebalance": True, "grace": 45.0, "profile": True,
     "nodes": "1:2", "rendezvous": "localhost:29500", "join_timeout": 44.0, "machine_timeout": 21, "sync_batchnorm": True,
 }  # fmt: skip
 """A value of its own for every option that a resumed run keeps."""
 
 
 def spec_of(asked: Asked) -> dict:
-    return {**asdict(asked.spec), "threads": asked.threads, "options": asdict(asked.options)}
+    return {**asked.spec.record(), "threads": asked.threads, "options": asdict(asked.options)}
 
 
 def begun(**said) -> dict:
@@ -48,7 +49,7 @@ def test_a_resumed_run_keeps_every_option():
         if name != "shards":  # looked up when the run is planned
             assert getattr(again.options, name) == value, name
     assert asdict(again.options.tuning) == asdict(Tuning(**tuned))
-    assert asdict(again.spec) == {name: before[name] for name in asdict(again.spec)}
+    assert again.spec.record() == {name: before[name] for name in again.spec.record()}
     assert again.threads == 2
     assert again.notes == ()
 

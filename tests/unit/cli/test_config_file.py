@@ -128,7 +128,7 @@ def test_an_unknown_name_is_told_each_known_one_once(tmp_path):
         ("a.toml", "workers = 'two'", "--workers is 'two', but must be a whole number."),
         ("a.toml", "strategy = 3", "--strategy is 3, but must be text."),
         ("a.toml", "hang_timeout = nan", "--hang-timeout is nan"),
-        ("a.toml", "schedule = '1b1f'", "unknown schedule '1b1f'. Did you mean '1f1b'?"),
+        ("a.toml", "schedule = '1b1f'", "unknown --schedule '1b1f'. Did you mean '1f1b'?"),
         ("a.toml", "settings = 3", "settings is 3, but must be a table"),
         ("a.toml", "[data]\nworkers = 2", "unknown option 'data'"),
         ("a.toml", "workers =", "Invalid value"),

@@ -160,11 +160,24 @@ def test_every_operator_on_a_dtensor_can_be_seen_and_passed_on() -> None:
     assert reference.expired()
 
 
+def _nodes(made: torch.Tensor) -> list[str]:
+    """Return the names of all nodes behind a tensor."""
+    names, waiting = [], [made.grad_fn]
+    while waiting:
+        node = waiting.pop()
+        if node is not None:
+            names.append(node.name())
+            waiting += [before for before, _ in node.next_functions]
+    return names
+
+
 @leans_on(
     f"{_FSDP}._fsdp_param_group.FSDPParamGroup.pre_forward",
     f"{_FSDP}._fsdp_param_group.FSDPParamGroup.pre_backward",
     f"{_FSDP}._fsdp_param_group.FSDPParamGroup.post_backward",
     f"{_FSDP}._fsdp_param_group.FSDPParamGroup.reshard",
+    f"{_FSDP}._fsdp_param_group.FSDPParamGroup._register_post_backward_hook",
+    "torch.distributed.fsdp._common_utils:collect_grad_tensors (2.11: tree_flatten of torch.utils._pytree)",
     f"{_FSDP}._fsdp_param_group.FSDPParamGroup:_all_gather_process_group",
     f"{_FSDP}._fsdp_param_group.FSDPParamGroup:_all_gather_result",
     f"{_FSDP}._fsdp_state.FSDPState._lazy_init",
@@ -221,6 +234,13 @@ def test_moments_and_messages_of_a_sharded_model() -> None:
         order = [one for one in sent if one != "reshard"]
         assert order == ["pre_forward", "gather 3", "pre_backward", "post_backward", "reduce RedOpType.SUM"]
         assert "reshard" in sent
+        seen: list[torch.Tensor] = []
+        group.watch_inputs(seen.extend)
+        given = torch.ones(1, 2, requires_grad=True)
+        made = model(given)
+        # What comes in goes on as it is: no node of torch's between it and the layer.
+        assert [one is given for one in seen] == [True]
+        assert "RegisterPostBackward" not in str(_nodes(made))
         group.gather()
         assert group.is_unsharded
         model.reshard()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import warnings
 from collections import OrderedDict
 from typing import Any
@@ -162,6 +163,43 @@ def test_hooks_run_for_an_optimizer_that_never_called_torchs_constructor() -> No
     assert seen == [1, 1]
 
 
+@leans_on("torch.optim.Optimizer:_patch_step_function")
+def test_a_step_can_be_taken_past_its_hooks() -> None:
+    from paceline.compat.optim import step_without_hooks
+
+    for kind in (torch.optim.Adam, torch.optim.AdamW, torch.optim.SGD):
+        weight = torch.ones(1, requires_grad=True)
+        weight.grad = torch.ones(1)
+        optimizer, seen = kind([weight], lr=0.1), []
+        torch.optim.lr_scheduler.StepLR(optimizer, 1)  # puts a step of its own on the optimizer
+        optimizer.register_step_pre_hook(lambda *_, seen=seen: seen.append(1))  # type: ignore[misc]
+        step_without_hooks(optimizer)
+        assert weight.detach().item() < 1
+        assert not seen
+
+
+@leans_on("torch.optim.Optimizer.step:_wrapped_by_lr_sched")
+def test_a_step_that_a_schedule_has_wrapped_is_the_classs() -> None:
+    from paceline.compat.optim import has_own_step
+
+    optimizer = torch.optim.SGD([torch.ones(1)])
+    assert not has_own_step(optimizer)
+    torch.optim.lr_scheduler.StepLR(optimizer, 1)
+    assert "step" in vars(optimizer), "torch wraps it no more: has_own_step may be simpler"
+    assert not has_own_step(optimizer)
+    before = optimizer.step
+
+    @functools.wraps(before)
+    def step(*arguments: Any) -> Any:
+        return before(*arguments)
+
+    optimizer.step = step  # type: ignore[method-assign, assignment]
+    assert has_own_step(optimizer)
+    other = torch.optim.SGD([torch.ones(1)])
+    other.step = lambda *_: None  # type: ignore[method-assign]
+    assert has_own_step(other)
+
+
 @leans_on("torch.optim.Optimizer:_opt_called")
 def test_a_schedule_believes_that_a_step_was_made() -> None:
     from paceline.compat.optim import mark_stepped
@@ -207,6 +245,18 @@ def test_workers_of_a_loader_can_be_ended() -> None:
 
     end_workers(Loading())  # type: ignore[arg-type]
     assert ended
+
+
+@leans_on("torch.utils.data.dataloader._MultiProcessingDataLoaderIter:_workers")
+def test_workers_of_a_loader_say_how_they_ended() -> None:
+    from torch.utils.data import DataLoader
+
+    from paceline.compat.data_loader import end_workers, lost_workers
+
+    loading = iter(DataLoader([1, 2], num_workers=1, multiprocessing_context="fork"))  # type: ignore[arg-type]
+    assert lost_workers(loading, 0.0) == []
+    end_workers(loading)
+    assert [(place, status) for place, _, status in lost_workers(loading, 1.0)] == [(0, 0)]
 
 
 @leans_on("torch.utils.data.DataLoader._index_sampler")

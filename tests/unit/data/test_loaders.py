@@ -9,12 +9,9 @@ from typing import Any
 import pytest
 import torch
 from torch.utils.data import (
-    BatchSampler,
     DataLoader,
-    RandomSampler,
-    SequentialSampler,
+    Subset,
     TensorDataset,
-    WeightedRandomSampler,
 )
 
 from paceline import Run
@@ -92,35 +89,21 @@ def test_evaluation_takes_a_loader_of_any_batch() -> None:
         prepared(run)
         wanted = run.evaluate(data(), measure, batch_size=24)
         assert run.evaluate(DataLoader(data(), batch_size=24, shuffle=True), measure) == wanted
-        with pytest.raises(InputError, match="drop_last"):
-            run.evaluate(DataLoader(data(), batch_size=7, drop_last=True), measure)
+        less = run.evaluate(Subset(data(), range(21)), measure, batch_size=7)
+        assert run.evaluate(DataLoader(data(), batch_size=7, drop_last=True), measure) == less
         assert run.evaluate(DataLoader(data(), batch_size=24, drop_last=True), measure) == wanted
-
-
-def weighted() -> WeightedRandomSampler:
-    return WeightedRandomSampler([1.0] * 24, 24)
 
 
 @pytest.mark.parametrize(
     ("loader", "options", "words"),
     [
         (lambda: DataLoader(data(), batch_size=8), {"batch_size": 16}, "batches of 8 .* batches of 16"),
-        (lambda: DataLoader(data(), batch_size=7, drop_last=True), {}, "drop_last"),
-        (lambda: DataLoader(data(), batch_size=8, sampler=weighted()), {}, "WeightedRandomSampler"),
+        (lambda: DataLoader(Stream(9), batch_size=7, drop_last=True), {}, "drop_last"),
+        (lambda: DataLoader(data(), batch_size=8), {"order": lambda seed, epoch: [1]}, "one of its own"),
         (
-            lambda: DataLoader(data(), batch_size=8, sampler=RandomSampler(data(), replacement=True)),
+            lambda: DataLoader(data(), batch_sampler=[[1, 2]]),
             {},
-            "RandomSampler",
-        ),
-        (
-            lambda: DataLoader(data(), batch_size=8, sampler=RandomSampler(data(), num_samples=7)),
-            {},
-            "RandomSampler",
-        ),
-        (
-            lambda: DataLoader(data(), batch_sampler=BatchSampler(SequentialSampler(data()), 4, False)),
-            {},
-            "batch_sampler",
+            "list. has no batch_size. Give it one, or say batch_size=N",
         ),
         (lambda: DataLoader(data(), batch_size=None), {}, "batch_size=None"),
         (lambda: Changing(data(), batch_size=8), {}, "Changing .* way of its own"),
@@ -193,3 +176,23 @@ def test_data_sets_with_a_batch_size_of_their_own_are_no_loaders() -> None:
     for source in (tensors, stream, DataLoader(Stream(8), batch_size=4)):
         with opened() as run:
             assert sum(step.size for step in run.loader(source, batch_size=4).epoch(0)) == 8
+
+
+def test_a_batch_sampler_makes_the_global_batches() -> None:
+    batches = [[5, 6, 7], [1, 2], [23]]
+    with opened() as run:
+        seen = trained(run, DataLoader(data(), batch_sampler=batches), batch_size=4)
+    assert torch.equal(torch.cat(seen[:-1]), data().tensors[0][[5, 6, 7, 1, 2, 23]])
+    with opened() as run:
+        steps = run.steps(data(), batch_size=4, epochs=1, order=lambda seed, epoch: [3] * 9)
+        prepared(run)
+        sizes = []
+        for step in steps:
+            for batch in step:
+                sizes.append(len(batch[0]))
+                step.backward(
+                    step_loss := losses(run._engine.state.replica.model, batch).sum(), len(batch[0])
+                )
+                assert step_loss > 0
+            step.apply()
+    assert sizes == [4, 4, 1]

@@ -20,7 +20,7 @@ from torch.utils.data import IterableDataset, get_worker_info
 
 from paceline.data import StepData
 from paceline.data.failures import Failure
-from paceline.errors import PacelineError
+from paceline.errors import LoadingProcessError, PacelineError
 from tests.patience import Stopwatch
 from tests.unit.data.sources import (
     Faulty,
@@ -89,6 +89,24 @@ def test_an_error_keeps_its_type_message_and_notes(error: Exception) -> None:
     assert vars(caught.value).get("number") == vars(error).get("number")
     assert any("sample 13 " in note for note in caught.value.__notes__)
     assert any("Traceback in the loading process" in note for note in caught.value.__notes__)
+
+
+class Dying(Squares):
+    """Its loading process is killed at one sample."""
+
+    def __getitem__(self, index: int) -> Any:
+        if index == 13 and get_worker_info() is not None:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().__getitem__(index)
+
+
+def test_a_loading_process_that_is_killed_is_named() -> None:
+    loader = loader_of(Dying(20), num_workers=1)
+    with pytest.raises(
+        LoadingProcessError, match=r"^its loading process 0 \(pid \d+\) was killed by SIGKILL$"
+    ):
+        list(loader.epoch(0))
+    loader.close()
 
 
 def test_an_error_of_a_class_without_a_name_still_says_what_it_was() -> None:

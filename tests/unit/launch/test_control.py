@@ -14,7 +14,8 @@ import pytest
 
 from paceline.errors import InputError
 from paceline.launch.accepting import PAUSE_S
-from paceline.launch.control import NAME, ControlSocket, order
+from paceline.launch.control import NAME, ControlSocket, in_progress, order
+from paceline.world import env
 from tests.patience import HANG_S
 
 
@@ -155,3 +156,42 @@ def test_no_run_under_way_is_one_line(there, tmp_path):
         (tmp_path / NAME).write_text(there)
     with pytest.raises(InputError, match=r"no run is in progress|does not answer"):
         order(tmp_path, {"do": "resize", "workers": 3})
+
+
+@pytest.mark.parametrize(
+    "there",
+    [
+        {},
+        {"pid": os.getpid()},
+        {"pid": 0, "host": env.host()},
+        {"pid": -1, "host": env.host()},
+        {"pid": True, "host": env.host()},
+        {"pid": os.getpid(), "host": "\x1b[2Ja\nb"},
+        {"pid": os.getpid(), "host": env.host(), "started_by": ["x"]},
+    ],
+    ids=range(7),
+)
+def test_what_no_launcher_has_written_is_no_run_in_progress(there, tmp_path):
+    (tmp_path / NAME).write_text(json.dumps(there))
+    assert in_progress(tmp_path) is None
+
+
+@pytest.mark.parametrize("reply", [b"", b"[]", b"{}", b'{"ok": false}', b"[" * 50_000])
+def test_an_answer_that_is_none_is_one_line(reply, tmp_path):
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listening:
+        listening.bind(str(tmp_path / "s"))
+        listening.listen()
+
+        def answer():
+            asking, _ = listening.accept()
+            with asking:
+                asking.recv(4096)
+                asking.sendall(reply + b"\n")
+
+        server = threading.Thread(target=answer)
+        server.start()
+        said = {"pid": os.getpid(), "host": env.host(), "socket": str(tmp_path / "s")}
+        (tmp_path / NAME).write_text(json.dumps(said))
+        with pytest.raises(InputError, match="does not answer"):
+            order(tmp_path, {"do": "stop"})
+        server.join()

@@ -273,7 +273,13 @@ def test_the_time_out_adapts_to_the_longest_step_of_the_run() -> None:
 
 
 @pytest.mark.parametrize(
-    "unusual", [{"steps": 0}, {"phase": Phase.STARTING}, {"kind": Kind.SAVE, "phase": Phase.COMPUTE}]
+    "unusual",
+    [
+        {"steps": 0},
+        {"phase": Phase.STARTING},
+        {"phase": Phase.COMPILE},
+        {"kind": Kind.SAVE, "phase": Phase.COMPUTE},
+    ],
 )
 def test_what_takes_longer_than_a_step_has_longer(unusual: dict[str, object]) -> None:
     watch = HangWatch(60.0)

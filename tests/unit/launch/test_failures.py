@@ -8,7 +8,7 @@ import torch
 from paceline.data import ShardedLoader
 from paceline.errors import CheckpointError, DiskFaultError, InputError, RecordsError
 from paceline.launch import failures
-from paceline.training.options import SaveEvery
+from paceline.training.options import Every
 
 
 def caught(error):
@@ -107,7 +107,7 @@ def test_a_data_set_that_raises_is_the_first_thing_shown():
 
 def test_a_failure_in_our_own_code_is_shown_whole():
     try:
-        SaveEvery(steps=2).after_step(None)
+        Every(steps=2).after_step(None)
     except TypeError as error:
         text = failures.user_traceback(error.with_traceback(error.__traceback__.tb_next))
     assert "options.py" in text

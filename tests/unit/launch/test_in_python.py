@@ -1,7 +1,7 @@
 """`paceline.launch` takes the options as keywords, and says what is wrong in those words."""
 
 import inspect
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import Any, get_type_hints
@@ -23,7 +23,13 @@ def test_the_written_keywords_are_those_of_the_options():
     assert FILE.read_text(encoding="utf-8") == generated(), "run: python -m tests.unit.launch.keywords"
     written = get_type_hints(LaunchOptions)
     expected = {name: hint for name, (_, hint) in keywords().items()}
-    assert written == {**expected, "tuning": Mapping[str, Any] | Tuning, "out": str | Path | None}
+    sinks = str | type | Sequence[str | type] | None
+    assert written == {
+        **expected,
+        "tuning": Mapping[str, Any] | Tuning,
+        "out": str | Path | None,
+        "sink": sinks,
+    }
 
 
 def test_the_signature_shows_them_with_their_defaults():
@@ -49,6 +55,9 @@ def test_values_have_types():
     ("given", "words"),
     [
         ({"worker": 2}, "unknown option 'worker'. Did you mean 'workers'?"),
+        ({"backend": "glo"}, "unknown backend='glo'. Did you mean 'gloo'?"),
+        ({"on": "mpi"}, "on is no option of launch: it would start this script anew for each worker."),
+        ({"hosts": "a,b"}, "Start the script with torchrun, mpirun or srun, which launch joins by itself"),
         ({"save_every": 5}, "save_every= needs a folder to save into. Give out=."),
         ({"save_every": 0, "out": "x"}, "save_every is 0, but must be at least 1."),
         ({"save_every": "x", "out": "x"}, "save_every='x' is neither a number of steps"),
@@ -108,7 +117,8 @@ def test_an_error_keeps_its_kind():
 
 BEGUN = {
     "workers": 2, "strategy": "ddp", "shards": 4, "seed": 7, "precision": "bf16", "micro_batch": 3, "num_workers": 1,
-    "find_unused_parameters": True, "compile": True, "save_every": 3, "keep": 5, "save_async": True, "hang_timeout": 33.0,
+    "find_unused_parameters": True, "compile": True, "save_every": 3, "keep": 5, "keep_best": 2,
+    "save_async": True, "hang_timeout": 33.0,
     "elastic": False, "min_workers": 2, "compress": "bf16", "shard_optimizer": True, "transport": "gloo",
 }  # fmt: skip
 

@@ -23,6 +23,8 @@ from paceline.launch.submit.yaml_text import write
 SCHEMAS = Path(__file__).parent / "schemas"
 VERSIONS = ("1.31", "1.33")
 """The oldest that has all fields, and one that has them for good."""
+IN_THE_IMAGE = "their.module:Task"
+"""A task whose settings are checked there alone."""
 MANY = (
     "--nodes",
     "4",
@@ -43,11 +45,11 @@ MANY = (
 def manifests(monkeypatch, capsys, tmp_path):
     monkeypatch.chdir(tmp_path)
 
-    def make(*arguments):
+    def make(*arguments, task="digits"):
         command = [
             "paceline",
             "submit",
-            "digits",
+            task,
             "--on",
             "kubernetes",
             "--dry-run",
@@ -65,6 +67,14 @@ def manifests(monkeypatch, capsys, tmp_path):
 
     monkeypatch.setenv("PACELINE_SECRET", "0123456789abcdef0123456789abcdef")  # which is for nobody to see
     return make
+
+
+@pytest.mark.parametrize("kind", ["job", "jobset", "trainjob"])
+def test_wrong_input_fails_the_job_at_once_and_an_eviction_does_not(manifests, kind):
+    _, found = manifests("--kind", kind, *MANY)
+    evicted, refused = job_spec(found)["podFailurePolicy"]["rules"]
+    assert (evicted["action"], evicted["onPodConditions"][0]["type"]) == ("Ignore", "DisruptionTarget")
+    assert refused == {"action": "FailJob", "onExitCodes": {"operator": "In", "values": [2]}}
 
 
 def job_spec(found):
@@ -181,7 +191,7 @@ def script_of(found):
 
 
 def test_kubernetes_puts_no_variable_into_what_the_user_gives(manifests):
-    _, job = manifests(*MANY, "--set", "lr=a$$b$(PACELINE_SECRET)")
+    _, job = manifests(*MANY, "--set", "lr=a$$b$(PACELINE_SECRET)", task=IN_THE_IMAGE)
     assert "'lr=a$$$$b$$(PACELINE_SECRET)'" in script_of(job)
 
 
@@ -293,7 +303,7 @@ def test_the_pod_is_told_which_job_it_is_of(manifests):
     "sign", ["\u2028", "\u2029", "\x85", "\x07", "\x7f", "\ufeff", "\n", "\t", "\U0001f600"]
 )
 def test_any_sign_in_a_setting_stays_in_the_script(sign, manifests):
-    text, found = manifests("--set", f"name=a{sign}b: c \U0001f600")
+    text, found = manifests("--set", f"name=a{sign}b: c \U0001f600", task=IN_THE_IMAGE)
     assert f"name=a{sign}b: c \U0001f600" in script_of(found)
     assert all(line.isprintable() for line in text.split("\n"))
 

@@ -119,7 +119,7 @@ def test_what_the_machines_compare(tmp_path):
     }
     options = RunOptions(workers=2, nodes="2", rendezvous="a:1", out=tmp_path, micro_batch=4)
     there = RunOptions(
-        workers=2, nodes="2", rendezvous="a:1", out=Path("elsewhere"), micro_batch=4, tensorboard=True
+        workers=2, nodes="2", rendezvous="a:1", out=Path("elsewhere"), micro_batch=4, sink="csv"
     )
     facts = machines.agreed("paceline.training.trainer:main", options, record)
     assert facts == machines.agreed("paceline.training.trainer:main", there, record)

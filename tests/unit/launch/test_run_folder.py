@@ -18,6 +18,7 @@ WRITTEN = (
     "logs/rank-0.log",
     "ledger/rank-0-from-0.bin",
     "tensorboard/events.out.tfevents.1.here",
+    "profile/trace.json",
     "events.jsonl",
     "receipt.json",
     "workers.json",

@@ -13,9 +13,11 @@ import pytest
 
 from paceline.cli import main
 from paceline.errors import InputError
+from paceline.launch.control import owned
 from paceline.launch.submit import durations, record, slurm
 from paceline.launch.submit.progress import read_progress
 from paceline.launch.submit.record import JobRecord
+from paceline.world import env
 
 
 @pytest.fixture
@@ -88,6 +90,21 @@ def test_the_script_of_several_nodes(submit, tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_job_that_comes_back_again_and_again_gives_up(submit):
+    text, _ = script_of(submit, "--max-requeues", 3)
+    head = text.partition("\ncd ")[0] + "\necho goes on\n"
+    for count, said in (("0", "goes on\n"), ("3", "goes on\n"), ("4", "")):
+        ended = subprocess.run(
+            ["/bin/bash", "-c", head],
+            env={"SLURM_RESTART_COUNT": count, "SLURM_JOB_ID": "7"},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert (ended.stdout, ended.returncode) == (said, 0 if said else 1)
+        assert bool(said) or "error: this job was queued again 3 times (--max-requeues)" in ended.stderr
+
+
 def test_one_node_needs_no_meeting_point_and_no_secret(submit):
     text, options = script_of(submit, "--workers", 2, "--grace", 100.5, "--threads", 3)
     assert options["signal"] == "B:USR1@131"
@@ -134,14 +151,18 @@ def test_a_folder_with_any_name_and_a_task_in_a_file(submit, tmp_path):
     ("arguments", "message"),
     [
         (["digits"], "--on is missing"),
-        (["digits", "--on", "lsf"], "unknown on 'lsf'"),
+        (["digits", "--on", "lsf"], "unknown --on 'lsf'"),
         (["--on", "slurm"], "Missing argument 'task'. See paceline submit --help."),
         (["digts", "--on", "slurm"], "Did you mean 'digits'?"),
+        (["digits", "--on", "slurm", "--set", "widht=1"], "Did you mean 'width'?"),
+        (["digits", "--on", "kubernetes", "--dry-run", "--set", "widht=1"], "Did you mean 'width'?"),
         (["digits", "--on", "slurm", "--time", "two"], "--time 'two' is no length of time"),
         (
             ["digits", "--on", "slurm", "--time", "1m"],
             "--time 1m is too short: a job is told to save 60 s before",
         ),
+        (["digits", "--on", "slurm", "--nodes", "4:2"], "--nodes 4:2 is no number of machines"),
+        (["digits", "--on", "kubernetes", "--dry-run", "--nodes", "0:2"], "--nodes 0:2 is no number"),
         (["digits", "--on", "slurm", "--nodes", "0"], "--nodes 0 is no number of machines"),
         (["digits", "--on", "slurm", "--nodes", "4", "--workers", "9"], "36 workers for 8 shards"),
         (["digits", "--on", "slurm", "--partition", "a b"], "--partition 'a b' is no such name"),
@@ -149,7 +170,7 @@ def test_a_folder_with_any_name_and_a_task_in_a_file(submit, tmp_path):
         (["digits", "--on", "slurm", "--rendezvous", "a:1"], "--rendezvous is for the job to decide"),
         (["digits", "--on", "slurm", "--resume"], "--resume needs the folder"),
         (["digits", "--on", "kubernetes"], "add --dry-run"),
-        (["digits", "--on", "kubernetes", "--dry-run", "--kind", "pod"], "unknown kind 'pod'"),
+        (["digits", "--on", "kubernetes", "--dry-run", "--kind", "pod"], "unknown --kind 'pod'"),
         (
             ["digits", "--on", "kubernetes", "--dry-run", "--claim", "My_Claim"],
             "no name that Kubernetes takes",
@@ -232,6 +253,12 @@ def test_what_sbatch_refuses_is_taken_back(sbatch, submit, tmp_path):
     sbatch("echo 'invalid partition' >&2; exit 1")
     assert submit("digits", "--on", "slurm", "--nodes", 2, "--out", "a/run")[0] == 2
     assert [path.name for path in tmp_path.iterdir()] == ["bin"]
+
+
+def test_the_command_that_is_named_can_be_pasted(sbatch, submit):
+    sbatch("echo 7")
+    status, out, _ = submit("digits", "--on", "slurm", "--out", "the run")
+    assert (status, out) == (0, "job 7 is submitted. `paceline status 'the run'` shows it.\n")
 
 
 class Job:
@@ -348,6 +375,42 @@ def test_a_damaged_record_is_one_line(tmp_path):
             record.find(tmp_path)
 
 
+@pytest.mark.parametrize("wrong", ["--me", "-uroot", "", "1,2", "7 8", "../x", "\u0667"])
+def test_what_is_no_number_of_a_job_is_told_to_no_program_of_slurms(wrong, tmp_path):
+    JobRecord(on="slurm", name="it", id=wrong).write(tmp_path)
+    with pytest.raises(InputError, match="must be the number of a job"):
+        record.read(tmp_path)
+
+
+@pytest.mark.parametrize("said", ["", "hello"])
+def test_where_sbatch_gives_no_number_there_may_be_a_job(said, sbatch, submit, tmp_path):
+    sbatch(f"echo '{said}'")
+    status, _, err = submit("digits", "--on", "slurm", "--out", "run")
+    assert (status, "So nobody knows whether there is a job. Look for paceline-run" in err) == (2, True)
+    assert record.find(tmp_path / "run").id is None
+
+
+@pytest.mark.parametrize(
+    ("said", "state", "restarts"),
+    [
+        ("JobId=7 JobState=RUNNING Restarts=2 Command=/a JobState=FAILED/job.sh", "RUNNING", 2),
+        ("JobId=7 JobState=PENDING Restarts=N/A", "PENDING", 0),
+        ("", "FORGOTTEN", 0),
+    ],
+)
+def test_what_scontrol_says_of_a_job(said, state, restarts, tmp_path, monkeypatch):
+    program(tmp_path / "bin" / "scontrol", f"echo '{said}'")
+    monkeypatch.setenv("PATH", f"{tmp_path}/bin:{os.environ['PATH']}")
+    found = slurm.state("7")
+    assert (found.state, found.restarts) == (state, restarts)
+
+
+def test_what_sbatch_prints_before_the_number_counts_for_nothing(sbatch, submit, tmp_path):
+    sbatch("echo 'hello from a plugin'; echo '7;cluster'")
+    assert submit("digits", "--on", "slurm", "--out", "run")[0] == 0
+    assert record.find(tmp_path / "run").id == "7"
+
+
 def test_the_secret_is_for_its_owner_alone(tmp_path):
     path = tmp_path / "secret"
     slurm._write_secret(path)
@@ -359,6 +422,41 @@ def test_the_secret_is_for_its_owner_alone(tmp_path):
     path.chmod(0o644)
     with pytest.raises(InputError, match="others may read the secret"):
         slurm._write_secret(path)
+
+
+def test_the_status_of_a_run_that_was_not_submitted(tmp_path, monkeypatch, capsys):
+    def status():
+        monkeypatch.setattr("sys.argv", ["paceline", "status", str(tmp_path), "--json"])
+        with pytest.raises(SystemExit) as ended:
+            main.run()
+        out, err = capsys.readouterr()
+        return err if ended.value.code else (json.loads(out)["state"], json.loads(out)["step"])
+
+    assert "holds no run, and no job was submitted for it" in status()
+    (tmp_path / "spec.json").write_text("{}")
+    with owned(tmp_path, "srun"):
+        assert status() == ("RUNNING", None)
+        (tmp_path / "events.jsonl").write_text('{"kind":"step","step":7}\n')
+        assert status() == ("RUNNING", 7)
+    assert status() == ("STOPPED", 7)
+    (tmp_path / "launcher.json").write_text(json.dumps({"pid": 2**22 + 1, "host": env.host()}))  # was killed
+    assert status() == ("STOPPED", 7)
+    (tmp_path / "events.jsonl").write_text('{"kind":"step","step":8}\n{"kind":"run_finished"}\n')
+    assert status() == ("COMPLETED", 8)
+
+
+@pytest.mark.parametrize(
+    "text", ["[" * 50_000, '{"kind":"step","step":true}', '{"kind":["step"],"step":3}', "1"]
+)
+def test_events_that_are_none_tell_nothing(text, tmp_path):
+    (tmp_path / "events.jsonl").write_text(text + "\n")
+    found = read_progress(tmp_path)
+    assert (found.step, found.ended) == (None, None)
+
+
+def test_events_that_are_no_file_are_not_waited_for(tmp_path):
+    os.mkfifo(tmp_path / "events.jsonl")
+    assert read_progress(tmp_path).step is None
 
 
 def test_how_far_a_run_is(tmp_path):

@@ -18,12 +18,14 @@ STARTED = events.RunStarted(
 ALL = [
     STARTED,
     events.StepFinished(1, 0, 2.5, 64, 0.004, 1e-3, 0.7),
-    events.StepFinished(2, 0, 2.25, 64, 0.004, 1e-3),
+    events.StepFinished(2, 0, 2.25, 64, 0.004, 1e-3, None, {"balance": 0.5}),
+    events.Logged(2, 0, {"accuracy": 0.5}),
     events.EpochFinished(0, 23, 0.5),
     events.Evaluated(23, 0, {"accuracy": 0.98, "loss": 0.1}, 360, 0.05),
     events.CheckpointSaved(23, "runs/a/checkpoints/step-23", 0.01),
     events.CheckpointDamaged("runs/ä/checkpoints/step-22", "short\nfile"),
     events.Note("NaN"),
+    events.Profiled(5, {"data": 0.001, "other": 0.002}, {}, "runs/a/profile/trace.json"),
     events.Straggling(2, "host", 1.8, "data"),
     events.WorkerLost(1, "host", "was killed by SIGKILL"),
     events.Regrouped(1, 2, 17, "rank 1 was killed by SIGKILL", 0.05),
@@ -44,7 +46,7 @@ def test_every_event_survives_the_round_trip_on_one_line(event):
 
 def test_the_list_above_covers_every_kind():
     assert {type(event) for event in ALL} == set(events._KINDS.values())
-    assert len(events._KINDS) == 12
+    assert len(events._KINDS) == 14
 
 
 @given(

@@ -33,7 +33,7 @@ def test_curves_can_be_read_back(tmp_path):
     sink.emit(Evaluated(2, 0, {"accuracy": 0.5}, 10, 0.1))
     sink.emit(Note("no curve"))
     sink.close()
-    got = scalars(tmp_path)
+    got = scalars(tmp_path / "tensorboard")
     assert got["train/loss"] == [(1, 1.0), (2, 0.5)]
     assert got["train/gradient_norm"] == [(1, 2.0)]
     assert got["train/samples_per_second"] == [(1, 128.0), (2, 128.0)]
@@ -47,7 +47,7 @@ def test_a_resumed_run_replaces_the_steps_it_repeats_without_torch(tmp_path):
         sink.emit(StepFinished(number, 0, 1.0, 64, 0.5, 1e-3))
     sink.close()
     subprocess.run([sys.executable, "-c", RESUMED, str(tmp_path)], check=True)
-    assert scalars(tmp_path)["train/loss"] == [(1, 1.0), (2, 1.0), (3, 0.25)]
+    assert scalars(tmp_path / "tensorboard")["train/loss"] == [(1, 1.0), (2, 1.0), (3, 0.25)]
 
 
 def test_quick_steps_are_thinned_but_the_newest_is_never_missing(tmp_path):
@@ -57,7 +57,7 @@ def test_quick_steps_are_thinned_but_the_newest_is_never_missing(tmp_path):
     sink.emit(EpochFinished(0, 100, 0.75))
     sink.emit(StepFinished(101, 1, 1.0, 64, 0.5, 1e-3))
     sink.close()
-    assert [step for step, _ in scalars(tmp_path)["train/loss"]] == [1, 100, 101]
+    assert [step for step, _ in scalars(tmp_path / "tensorboard")["train/loss"]] == [1, 100, 101]
 
 
 def test_a_missing_package_is_said_with_the_command_that_helps(tmp_path, monkeypatch):

@@ -19,8 +19,13 @@ def optimizer() -> torch.optim.Optimizer:
 
 
 def test_an_optimizer_that_computes_the_loss_itself() -> None:
-    with pytest.raises(InputError, match=r"LBFGS\.step needs 'closure'"):
-        guards.check_optimizer(torch.optim.LBFGS(nn.Linear(2, 2).parameters()))
+    class Odd(torch.optim.SGD):
+        def step(self, losses: Any) -> None:  # type: ignore[override]
+            """Need what nobody gives."""
+
+    guards.check_optimizer(torch.optim.LBFGS(nn.Linear(2, 2).parameters()))
+    with pytest.raises(InputError, match=r"Odd\.step needs 'losses'"):
+        guards.check_optimizer(Odd(nn.Linear(2, 2).parameters()))
     with pytest.raises(InputError, match=r"is a Linear, not a torch\.optim\.Optimizer"):
         guards.check_optimizer(nn.Linear(2, 2))
 

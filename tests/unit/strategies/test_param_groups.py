@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from paceline.errors import InputError
-from paceline.strategies.fsdp.param_groups import ParamGroup, _check
+from paceline.strategies.fsdp.param_groups import _check, whole_tensors
 
 
 @pytest.mark.parametrize("workers", [2, 3, 4])
@@ -19,16 +19,14 @@ def test_norms_are_those_of_one_process(workers: int) -> None:
     shapes = [torch.Size(shape) for shape in ((3,), (5, 4), (1,), (3, 1), (4,))]
     whole = [torch.empty(shape) for shape in shapes]
     rows = [one.chunk(workers)[0] for one in whole]
-    wrap: Any = SimpleNamespace(
-        trained=[
-            SimpleNamespace(whole_size=one.shape, padded_count=part.numel())
-            for one, part in zip(whole, rows, strict=True)
-        ]
-    )
+    members: list[Any] = [
+        SimpleNamespace(whole_size=one.shape, padded_count=part.numel())
+        for one, part in zip(whole, rows, strict=True)
+    ]
     for seed in range(100):
         draw = torch.Generator().manual_seed(seed)
-        sent = torch.randn(workers, sum(member.padded_count for member in wrap.trained), generator=draw)
-        for made in ParamGroup.whole(wrap, sent):
+        sent = torch.randn(workers, sum(member.padded_count for member in members), generator=draw)
+        for made in whole_tensors(list(sent), members):
             assert torch.equal(torch.linalg.vector_norm(made), torch.linalg.vector_norm(made.clone()))
             assert made.is_contiguous()
 

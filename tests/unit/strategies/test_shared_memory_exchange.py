@@ -92,11 +92,13 @@ def exchanged(transport: SharedMemoryChannel, shards: int) -> tuple[list[list[Te
     return found, transport.reserve(0) - before
 
 
+@pytest.mark.parametrize("small", [0, 2000, shared_memory.SMALL])
 @pytest.mark.parametrize("shards", [3, 8])
 def test_sums_larger_than_the_room_go_through_it_in_turns(
-    monkeypatch: pytest.MonkeyPatch, shards: int
+    monkeypatch: pytest.MonkeyPatch, shards: int, small: int
 ) -> None:
     monkeypatch.setattr(shared_memory, "ROOM", 4096)
+    monkeypatch.setattr(shared_memory, "SMALL", small)  # up to which a worker adds up all of a tensor itself
     expected = [[node_sum(0, shards, shards, step, length) for length in LENGTHS] for step in range(STEPS)]
     for found, grown in together(partial(exchanged, shards=shards)):
         assert grown == 0

@@ -288,7 +288,7 @@ class Levels(Shuffled):
 def test_one_whose_epochs_begin_alike_from_the_second_on_is_resumed(tmp_path: Path) -> None:
     def train_levels(run: Run, steps: int) -> Tensor:
         model, _ = prepared(run)
-        level = run.register_state("level", {"now": 0})
+        level = run.register("level", {"now": 0})
         for step in run.steps(Levels(level), batch_size=8, steps=steps):
             for batch in step:
                 step.backward(losses(model, batch))

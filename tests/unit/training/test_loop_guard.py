@@ -19,7 +19,7 @@ def loop(habit: str, **options: Any) -> torch.Tensor:  # noqa: C901 - one line f
         model: Any = nn.Linear(4, 1)
         optimizer: Any = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
         schedule = StepLR(optimizer, 2)
-        model, optimizer = run.prepare(model, optimizer, schedule)
+        model, optimizer = run.prepare(model, optimizer, scheduler=schedule)
         norms: list[float] = []
         scaler = torch.amp.GradScaler("cpu")
         for step in run.steps(data(), batch_size=8, epochs=1):
@@ -88,9 +88,9 @@ def loop(habit: str, **options: Any) -> torch.Tensor:  # noqa: C901 - one line f
 @pytest.mark.parametrize(
     ("habit", "words"),
     [
-        ("optimizer.step", r"called optimizer.step\(\) itself"),
-        ("optimizer.step behind", r"called optimizer.step\(\) itself"),
-        ("scaler.step", r"called optimizer.step\(\) itself"),
+        ("optimizer.step", r"step\.apply\(\) was called before"),
+        ("optimizer.step behind", r"called optimizer\.step\(\) outside of a step"),
+        ("scaler.step", r"step\.apply\(\) was called before"),
         ("scheduler.step", r"called scheduler.step\(\) itself"),
         ("zero_grad", r"optimizer.zero_grad\(\) in the middle of a step"),
         ("zero_grad before apply", r"optimizer.zero_grad\(\) in the middle of a step"),

@@ -33,13 +33,13 @@ def averaged(
     """Keep a moving average, the best loss and a history beside the weights; `late` registers before run.prepare."""
     best, history = Best(), {"losses": []}  # type: ignore[var-annotated]
     if late:
-        run.register_state("best", best)
+        run.register("best", best)
     model, _ = prepared(run)
     average = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(0.5))
-    assert run.register_state("average", average) is average
+    assert run.register("average", average) is average
     if not late:
-        run.register_state("best", best)
-    run.register_state("history", history)
+        run.register("best", best)
+    run.register("history", history)
     for step in run.steps(data(), batch_size=8, steps=steps):
         for batch in step:
             step.backward(losses(model, batch))
@@ -67,7 +67,7 @@ def test_it_comes_back_with_the_run(late: bool, save: dict[str, Any], tmp_path: 
 def plain_loop(run: Run, **states: Any) -> None:
     prepared(run)
     for name, value in states.items():
-        run.register_state(name, value)
+        run.register(name, value)
     for step in run.steps(data(), batch_size=8, steps=run._engine.state.position.number + 1):
         for batch in step:
             step.backward(losses(run._engine.state.replica.model, batch))
@@ -96,20 +96,20 @@ def test_a_resumed_loop_that_has_registered_nothing_is_told_so(
     with resumed(tmp_path) as run:
         run._engine.state.emit = heard.append
         plain_loop(run, **states)
-    told = [one for one in heard if "run.register_state" in getattr(one, "text", "")]
+    told = [one for one in heard if "run.register" in getattr(one, "text", "")]
     assert len(told) == (0 if states else 1)
 
 
 def test_what_no_checkpoint_holds_is_refused(tmp_path: Path) -> None:
     for wrong, words in ((object(), "no state_dict"), ({1, 2}, "a set, which has no state_dict")):
         with opened() as run, pytest.raises(InputError, match=words):
-            run.register_state("it", wrong)
+            run.register("it", wrong)
     with opened(out=tmp_path / "run") as run, pytest.raises(CheckpointError, match=r"'it'.model.*Linear"):
         plain_loop(run, it={"model": torch.nn.Linear(1, 1)})
     with opened() as run:
-        run.register_state("it", {})
+        run.register("it", {})
         with pytest.raises(InputError, match="called before"):
-            run.register_state("it", {})
+            run.register("it", {})
         plain_loop(run)
         with pytest.raises(InputError, match=r"came after run\.steps"):
-            run.register_state("late", {})
+            run.register("late", {})

@@ -9,7 +9,7 @@ import pytest
 
 from paceline.errors import InputError, UnknownNameError
 from paceline.recovery.position import Position
-from paceline.training.options import RunOptions, SaveEvery
+from paceline.training.options import Every, RunOptions
 from paceline.training.spec import TrainSpec
 
 
@@ -17,10 +17,10 @@ from paceline.training.spec import TrainSpec
     ("given", "words"),
     [
         ({"strategy": "dpp"}, "unknown strategy 'dpp'. Did you mean"),
-        ({"device": "gpu"}, "unknown device 'gpu'.*Known: auto, cpu, cuda"),
-        ({"backend": "glo"}, "unknown backend 'glo'. Did you mean 'gloo'"),
-        ({"precision": "fp64"}, "unknown precision 'fp64'"),
-        ({"exact": "bit"}, "unknown exact 'bit'"),
+        ({"device": "gpu"}, "unknown --device 'gpu'.*Known: auto, cpu, cuda"),
+        ({"backend": "glo"}, "unknown --backend 'glo'. Did you mean 'gloo'"),
+        ({"precision": "fp64"}, "unknown --precision 'fp64'"),
+        ({"exact": "bit"}, "unknown --exact 'bit'"),
         ({"workers": 0}, "--workers is 0, but must be at least 1"),
         ({"workers": -2}, "--workers is -2"),
         ({"shards": 0}, "--shards is 0"),
@@ -56,22 +56,22 @@ def test_shards_and_processes() -> None:
     [("100", 100, None), ("1epoch", None, 1), ("2 epochs", None, 2), ("3steps", 3, None), (" 7 ", 7, None)],
 )
 def test_save_every(text: str, steps: int | None, epochs: int | None) -> None:
-    assert SaveEvery.parse(text) == SaveEvery(steps=steps, epochs=epochs)
+    assert Every.parse(text) == Every(steps=steps, epochs=epochs)
 
 
 @pytest.mark.parametrize("text", ["0", "-1", "1.5", "", "epoch", "10 minutes", "0epochs"])
 def test_save_every_refuses(text: str) -> None:
     with pytest.raises(InputError, match="--save-every"):
-        SaveEvery.parse(text)
+        Every.parse(text)
 
 
 def test_when_a_checkpoint_is_due() -> None:
-    assert [n for n in range(1, 8) if SaveEvery(steps=3).after_step(n)] == [3, 6]
-    assert not any(SaveEvery(steps=3).after_epoch(n) for n in range(1, 8))
-    assert [n for n in range(1, 6) if SaveEvery(epochs=2).after_epoch(n)] == [2, 4]
-    assert not any(SaveEvery(epochs=1).after_step(n) for n in range(1, 8))
-    assert not SaveEvery().after_step(1)
-    assert not SaveEvery().after_epoch(1)
+    assert [n for n in range(1, 8) if Every(steps=3).after_step(n)] == [3, 6]
+    assert not any(Every(steps=3).after_epoch(n) for n in range(1, 8))
+    assert [n for n in range(1, 6) if Every(epochs=2).after_epoch(n)] == [2, 4]
+    assert not any(Every(epochs=1).after_step(n) for n in range(1, 8))
+    assert not Every().after_step(1)
+    assert not Every().after_epoch(1)
 
 
 def test_position() -> None:

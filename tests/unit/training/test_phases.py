@@ -114,7 +114,7 @@ def test_an_exception_saves_nothing(tmp_path: Path) -> None:
 def test_a_second_model_is_refused() -> None:
     with opened() as run:
         prepared(run)
-        with pytest.raises(InputError, match=r"run.prepare was called before.*ModuleDict"):
+        with pytest.raises(InputError, match=r"run.prepare was called before.*by name"):
             prepared(run)
 
 
@@ -213,8 +213,8 @@ def epoch_by_epoch(run: Run, stop: int | None = None) -> Any:
     """Train one call of `run.steps` an epoch, as loops are often ported: a schedule and a score stand between."""
     model, optimizer = prepared(run, momentum=0.9)
     schedule = torch.optim.lr_scheduler.StepLR(optimizer, step_size=1, gamma=0.5)
-    book = run.register_state("book", {"measured": 0, "scores": []})
-    run.register_state("schedule", schedule)
+    book = run.register("book", {"measured": 0, "scores": []})
+    run.register("schedule", schedule)
     rates = []
     for epoch in range(5):
         for step in run.steps(data(24), batch_size=8, epochs=1):
@@ -249,7 +249,7 @@ def test_what_stands_between_two_calls_is_not_done_twice_after_a_resume(stop: in
 def saving_between(run: Run, kind: str, fail: int | None = None) -> Any:
     """Measure behind each call, save behind the first two, and change weights, rate and states around that."""
     model, optimizer = prepared(run, momentum=0.9)
-    book = run.register_state("book", {"best": math.inf, "calls": 0})
+    book = run.register("book", {"best": math.inf, "calls": 0})
     found: list[Any] = []
     for call in range(5):
         for step in run.steps(data(24), batch_size=8, epochs=1):
@@ -346,7 +346,7 @@ def test_weights_that_a_loop_loads_when_it_begins_do_not_undo_a_resume(tmp_path:
 def saving_first(run: Run, steps: int | None) -> Any:
     """Save what it begins with: what stands before that run.save() is in the checkpoint, what stands behind it is not."""
     model, optimizer = prepared(run, momentum=0.9)
-    book = run.register_state("book", {"begun": 0})
+    book = run.register("book", {"begun": 0})
     model.load_state_dict({"weight": torch.full((1, 4), 0.5), "bias": torch.zeros(1)})
     score = run.evaluate(data(16), lambda made, one: {"loss": Mean(losses(made, one).sum(), 16)})["loss"]
     with torch.no_grad():
@@ -382,9 +382,9 @@ def patient(run: Run, fail: int | None = None, *, odd: str = "") -> Any:
     """End when the score, or the rate that follows it, says so; keep the best; leave the first call with break."""
     model, optimizer = prepared(run, momentum=0.9, lr=0.2)
     schedule = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, patience=0, factor=0.5)
-    book = run.register_state("book", {"best": math.inf, "bad": 0, "steps": 0})
-    run.register_state("schedule", schedule)
-    large = run.register_state("large", {"seen": torch.zeros(5000)})
+    book = run.register("book", {"best": math.inf, "bad": 0, "steps": 0})
+    run.register("schedule", schedule)
+    large = run.register("large", {"seen": torch.zeros(5000)})
     decided = []
     for call in range(6):
         for step in run.steps(data(24), batch_size=8, epochs=2):
@@ -448,7 +448,7 @@ def test_a_resumed_function_that_goes_by_the_place_it_was_saved_at_is_refused(tm
     def odd(run: Run) -> None:
         prepared(run, momentum=0.9, lr=0.2)
         for name in ("book", "schedule", "large"):
-            run.register_state(name, {})
+            run.register(name, {})
         for _ in range(2):
             for step in run.steps(data(24), batch_size=8, epochs=2):
                 step.compute(_loss)

@@ -72,7 +72,9 @@ def test_a_number_that_forgets_its_range_fails_at_once() -> None:
 
 def test_every_number_among_a_tasks_attributes_has_a_range() -> None:
     hints = typing.get_type_hints(paceline.Task)
-    named = [name for name, hint in hints.items() if {hint, *typing.get_args(hint)} & {int, float}]
+    kinds = {name: {hint, *typing.get_args(hint)} for name, hint in hints.items()}
+    # What may be text too ("50", "2 epochs") is read as such, its numbers included.
+    named = [name for name, kind in kinds.items() if kind & {int, float} and str not in kind]
     assert sorted(named) == sorted(TASK)
 
 

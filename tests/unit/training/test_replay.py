@@ -140,7 +140,7 @@ def test_what_the_run_itself_reads_is_not_the_loops(tmp_path: Path) -> None:
 
     def train(epochs: int, *, more: bool) -> str:
         model, _ = prepared(run, momentum=0.9)
-        run.register_state("average", Average(model))
+        run.register("average", Average(model))
         for _ in range(epochs):
             for step in run.steps(data(), batch_size=8, epochs=1):
                 for batch in step:

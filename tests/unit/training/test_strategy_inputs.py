@@ -55,15 +55,15 @@ def test_a_model_that_could_not_be_saved_is_refused_at_once(
     [
         (
             ([nn.Linear(1, 1)], [None]),
-            "given a list as its model. A run has one model and one optimizer: put several",
+            "given a list, which is no model, optimizer, schedule or DataLoader",
         ),
         (
             (nn.Linear(1, 1), ({},)),
-            "given a tuple as its optimizer. A run has one model and one optimizer: put several",
+            "given a tuple, which is no model, optimizer, schedule or DataLoader",
         ),
         (
             (nn.Linear(1, 1), lambda _: None, []),
-            "given a list as its scheduler. A run has one: chain several",
+            "several schedules as one ChainedScheduler or SequentialLR",
         ),
     ],
 )

@@ -133,3 +133,10 @@ def test_how_many_workers_there_should_be() -> None:
 def test_what_cannot_be_planned(changes: dict[str, Any], words: str) -> None:
     with pytest.raises(InputError, match=words):
         PlanRequest(**{**USUAL, **changes})
+
+
+def test_a_join_asks_only_for_sizes_that_fit() -> None:
+    request = PlanRequest(faults=40, steps=400, workers=4, shards=6, kinds=(JOIN, KILL), sizes=(1, 2, 4))
+    assert {fault.workers for fault in make_plan(request).faults if fault.kind == JOIN} == {1, 2, 4}
+    with pytest.raises(InputError, match="another number of workers than 4"):
+        PlanRequest(faults=4, steps=40, workers=4, shards=4, kinds=(JOIN,), sizes=(4,))

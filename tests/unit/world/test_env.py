@@ -133,3 +133,11 @@ def test_a_step_of_one_task_is_no_world_of_mpis(clean):
     clean(**SRUN | {"SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "1"}, PMI_RANK="0", PMI_SIZE="1")
     assert env.mpi_rank() is None
     assert env.slurm_task() is None
+
+
+def test_the_store_of_a_run_is_not_that_of_a_torchrun_inside_it(clean):
+    made = env.Identity(rank=0, size=2, local_rank=0, local_size=2, master_port=4000, store="tcp://h:1")
+    clean(**{**made.variables(), "TORCHELASTIC_RUN_ID": "a name of the user's"})
+    assert env.identity() == made
+    clean(MASTER_PORT=4001)
+    assert env.identity().store == ""

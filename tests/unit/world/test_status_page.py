@@ -121,6 +121,19 @@ def test_the_longest_step_is_not_the_first(page: int) -> None:
     assert 0.01 * FADING <= reader.read().longest_s <= max(times[1:])
 
 
+def test_what_a_compiler_took_makes_no_step_longer(page: int) -> None:
+    status_page, reader = StatusPage(page), StatusPageReader(page)
+    for _ in range(2):
+        status_page.begin(Kind.STEP, 0)
+        before = status_page.enter(Phase.COMPILE)
+        time.sleep(0.1)
+        status_page.enter(before)
+        status_page.end()
+    reading = reader.read()
+    assert reading.longest_s < 0.1
+    assert reading.compute_s >= 0.2
+
+
 def test_a_slow_step_fades_with_those_after_it(page: int) -> None:
     status_page, reader = StatusPage(page), StatusPageReader(page)
     for pause in (0.0, 0.5, *([0.0] * 200)):

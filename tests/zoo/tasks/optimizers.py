@@ -10,11 +10,19 @@ from torch.optim import Optimizer
 from torch.optim import lr_scheduler as schedules
 from torch.optim.lr_scheduler import LRScheduler
 
+import paceline
 from tests.zoo.exhibits import BY_ROWS, exhibit
 from tests.zoo.tasks.base import Small
 
 
-def _optimized(name: str, optimizer: str, refused_by: dict[str, str] | None = None, **options: Any) -> None:
+def _optimized(
+    name: str,
+    optimizer: str,
+    refused_by: dict[str, str] | None = None,
+    *,
+    plain: bool = True,
+    **options: Any,
+) -> None:
     """Put a task with an optimizer of torch's into the zoo, where this torch has it."""
     made = getattr(torch.optim, optimizer, None)
     if made is None:
@@ -26,7 +34,9 @@ def _optimized(name: str, optimizer: str, refused_by: dict[str, str] | None = No
             return made(kept, **options)
 
     Optimized.__name__ = Optimized.__qualname__ = name.title().replace("-", "")
-    globals()[Optimized.__name__] = exhibit(name, f"`torch.optim.{optimizer}`", refused_by)(Optimized)
+    globals()[Optimized.__name__] = exhibit(name, f"`torch.optim.{optimizer}`", refused_by, plain=plain)(
+        Optimized
+    )
 
 
 _optimized("momentum", "SGD", lr=0.05, momentum=0.9, nesterov=True, weight_decay=0.01)
@@ -41,7 +51,14 @@ _optimized("rmsprop", "RMSprop", lr=0.005, centered=True, momentum=0.5)
 _optimized("rprop", "Rprop", lr=0.01)
 _optimized("adafactor", "Adafactor", BY_ROWS, lr=0.01)
 _optimized("muon", "Muon", BY_ROWS, lr=0.01)
-_optimized("lbfgs", "LBFGS", {"*": "closure"}, lr=0.1)
+_optimized(
+    "lbfgs",
+    "LBFGS",
+    dict.fromkeys(("zero", "fsdp", "pp", "tp", "ps", "local-sgd"), "computes the loss several times"),
+    plain=False,  # the textbook's loop gives no closure
+    lr=0.1,
+    max_iter=3,
+)
 
 
 class _Scheduled(Small):
@@ -73,6 +90,16 @@ class Plateau(_Scheduled):
 
     def scheduler(self, optimizer: Optimizer, total_steps: int | None) -> LRScheduler:
         return schedules.ReduceLROnPlateau(optimizer, patience=1)
+
+
+@exhibit("plateau-on-metric", "`ReduceLROnPlateau` by a metric (`paceline.OnMetric`)", plain=False)
+class PlateauOnMetric(_Scheduled):
+    """A schedule that is told a number at the end of each epoch."""
+
+    def scheduler(self, optimizer: Optimizer, total_steps: int | None) -> Any:
+        return paceline.OnMetric(
+            schedules.ReduceLROnPlateau(optimizer, factor=0.5, patience=0, threshold=1.0), "loss"
+        )
 
 
 class _Slowing(Optimizer):

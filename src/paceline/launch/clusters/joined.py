@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,6 +13,7 @@ from paceline import strategies
 from paceline.compat.gloo_threads import let_gloo_rest
 from paceline.errors import InputError
 from paceline.launch.base import LaunchPlan, LaunchSpec, Outcome
+from paceline.launch.control import in_progress, owned
 from paceline.launch.job import Call, Job
 from paceline.launch.policy import Policy
 from paceline.launch.run_folder import claim
@@ -25,6 +28,8 @@ class JoinedLauncher:
     """This very process is one of the workers already."""
 
     name = "joined"
+    starter = "torchrun, or whatever else has set RANK"
+    """Who has started the workers, in words."""
 
     def detect(self) -> bool:
         """Look for the variables that tell a worker who it is."""
@@ -74,7 +79,11 @@ class JoinedLauncher:
             folder=str(Path.cwd()),
             search_path=forkserver.search_path(),
         )
-        policy = Policy(workers=identity.size, shards=identity.size, elastic=False)
+        policy = replace(
+            spec.policy or Policy(workers=identity.size, shards=identity.size),
+            workers=identity.size,
+            elastic=False,
+        )
         return LaunchPlan(launcher=self.name, jobs=(job,), out=spec.out, record=spec.record, policy=policy)
 
     def launch(self, plan: LaunchPlan) -> Outcome:
@@ -87,18 +96,29 @@ class JoinedLauncher:
         dynamo.install()
         job = plan.jobs[0]
         torch.set_num_threads(job.threads)
-        lock: int | None = None
-        if plan.out is not None and job.identity.rank == 0:
-            plan.out.mkdir(parents=True, exist_ok=True)
-            if not self._has_launcher(job.identity):
-                lock = claim(plan.out)
-            folder.write_spec(plan.out, plan.record)
-        try:
+        with contextlib.ExitStack() as undone:
+            if plan.out is not None and job.identity.rank == 0:
+                self._take(plan.out, plan.record, job.identity, undone)
+            undone.callback(let_gloo_rest)  # the script may end at once
             return Outcome(results=(job.call(Worker(identity=job.identity)),))
-        finally:
-            let_gloo_rest()  # the script may end at once
+
+    def _take(
+        self, out: Path, record: Mapping[str, Any], identity: Identity, undone: contextlib.ExitStack
+    ) -> None:
+        """Make the run folder this world's, until `undone`."""
+        above = self._has_launcher(identity)
+        try:
+            out.mkdir(parents=True, exist_ok=True)
+            lock = None if above else claim(out)
             if lock is not None:
-                os.close(lock)
+                undone.callback(os.close, lock)
+            if in_progress(out) is None:
+                undone.enter_context(owned(out, "paceline run" if above else self.starter))
+            folder.write_spec(out, record)
+        except OSError as error:
+            raise InputError(
+                f"the run folder {out} cannot be written: {error.strerror}. Choose another --out."
+            ) from error
 
     def _has_launcher(self, identity: Identity) -> bool:
         """Return whether `paceline run` has started this world, whose folder it may have locked itself."""

@@ -22,7 +22,7 @@ from paceline.world.run_secret import run_secret
 
 FIXED = (
     "note: MPI cannot replace a rank that is lost, so the first one ends this run, as with --no-elastic; "
-    "--resume goes on from its last checkpoint."
+    "--save-every N saves on the way, and --resume goes on from the last checkpoint."
 )
 
 
@@ -30,6 +30,7 @@ class MpiLauncher(JoinedLauncher):
     """This very process is a rank of MPI's."""
 
     name = "mpi"
+    starter = "MPI's launcher (mpirun, mpiexec)"
 
     def detect(self) -> bool:
         """Look for the variables of an MPI launcher, beside those that `enter` has set."""
@@ -49,7 +50,7 @@ class MpiLauncher(JoinedLauncher):
 
 
 def enter() -> None:
-    """Tell this process, where an MPI launcher has started it, who it is and where all ranks meet.
+    """Set for this process, where an MPI launcher has started it, who it is and where all ranks meet.
 
     Where RANK is set somebody else has said so. Where MASTER_PORT is set the ranks meet there, which needs no mpi4py.
     """

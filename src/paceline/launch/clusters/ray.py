@@ -283,7 +283,7 @@ class _Cluster:
         return self._options.max_nodes - 1 - sum(one.ended is not None for one in self._nodes)
 
     def _why_ended(self, one: _Node) -> float:
-        """Say why a launcher has ended before the leader; return for how many seconds its node is not asked again."""
+        """Report why a launcher has ended before the leader; return for how many seconds its node is not asked again."""
         try:
             status, tail = self._ray.get(one.ended)
         except self._ray.exceptions.RayTaskError as error:
@@ -369,6 +369,8 @@ def parse_resources(text: str) -> dict[str, float]:
     found: dict[str, float] = {}
     for part in text.split(","):
         name, equals, amount = part.strip().partition("=")
+        if name in found:
+            raise InputError(f"--resources {text!r} names {name} twice. Leave one out.")
         try:
             found[name] = float(amount)
         except ValueError:

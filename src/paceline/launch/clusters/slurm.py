@@ -39,6 +39,7 @@ class SlurmLauncher(JoinedLauncher):
     """This very process is a task of SLURM's."""
 
     name = "slurm"
+    starter = "srun"
 
     def detect(self) -> bool:
         """Look for the variables of `srun`, beside those that `enter` has set."""
@@ -46,7 +47,7 @@ class SlurmLauncher(JoinedLauncher):
 
 
 def enter() -> None:
-    """Tell this process, where `srun` has started it as one of several, who it is and where all tasks meet.
+    """Set for this process, where `srun` has started it as one of several, who it is and where all tasks meet.
 
     Where RANK is set somebody else has said so.
     """
@@ -137,7 +138,7 @@ def _serve(task: SlurmTask, own: str, address: str, secret: Secret | None) -> No
 
 
 def _leave(address: str) -> None:
-    """Say that this task needs the store no more."""
+    """Report that this task needs the store no more."""
     store = _used(address)
     if store is not None:
         with suppress(RuntimeError):  # no answer: rank 0 is gone

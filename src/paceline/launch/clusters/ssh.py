@@ -59,6 +59,8 @@ class Ssh:
             self._ssh = shlex.split(ssh)
         except ValueError as error:
             raise InputError(f"--ssh {ssh!r} is no command: {error}.") from None
+        if not self._ssh:
+            raise InputError("--ssh is empty. Leave it out, or give a command, like 'ssh -p 2222'.")
 
     def commands(self, options: RunOptions, arguments: Sequence[str]) -> tuple[Command, ...]:
         """Return the command for each machine, the leading one first."""
@@ -122,7 +124,7 @@ class _Machine:
         return cls(command.machine, leads, process)
 
     def hang_up(self) -> None:
-        """Tell it that nobody waits for it."""
+        """Notify it that nobody waits for it."""
         if self.process.stdin is not None:
             with contextlib.suppress(BrokenPipeError):
                 self.process.stdin.close()

@@ -51,7 +51,11 @@ class HangWatch:
     def limit_s(self, reading: Reading) -> float:
         """Return how long a worker may stay silent where it is."""
         limit = max(self._timeout_s, STEPS * self._longest_s)
-        unusual = reading.steps == 0 or Kind.SAVE is reading.kind or reading.phase is Phase.STARTING
+        unusual = (
+            reading.steps == 0
+            or Kind.SAVE is reading.kind
+            or reading.phase in (Phase.STARTING, Phase.COMPILE)
+        )
         # One that is stopped will not be done any sooner for being waited for.
         limit = limit * PATIENCE if unusual and not reading.stopped else limit
         return limit + max(0.0, self._excused_at - max(reading.since, reading.touched))

@@ -12,6 +12,8 @@ from paceline.observe.verdict import Evidence, Verdict, judge
 from paceline.world.status_page import Reading
 
 EVERY_S = 1.0
+AGAIN = 0.5
+"""What ends a run must be seen a second time, so much of the time-out later; nothing may have moved meanwhile."""
 Readings = Mapping[int, Reading]
 """What workers are at, by rank."""
 Look = Callable[[HangWatch], tuple[Evidence, ...] | None]
@@ -35,34 +37,61 @@ class Watch:
     def __init__(self, hang_timeout_s: float) -> None:
         self._hang = HangWatch(hang_timeout_s)
         self._pace = StragglerWatch()
+        self._timeout_s = hang_timeout_s
         self._every_s = min(EVERY_S, hang_timeout_s / 4)
-        self.due = time.monotonic()
-        """When to look next."""
+        self._looked = self.due = time.monotonic()
+        """When it looked last, and when to look next."""
+        self._suspected: tuple[Verdict, float] | None = None
+        """What the last look would have judged, and since when."""
 
     def regrouped(self) -> None:
         """Start to measure anew: ranks and shares have changed."""
-        self._pace = StragglerWatch()
+        self._pace, self._suspected = StragglerWatch(), None
 
     def find(self, everyone: Readings, look: Look, group: Readings, carried: Sequence[int]) -> Findings:
         """Look: at everyone for one who hangs, at the group, when it is whole, for one who is slow."""
         now = time.monotonic()
+        if now - self._looked > self._every_s + self._timeout_s / 2:
+            # This launcher has stood still, and perhaps all of the machine (paused, suspended): so may the workers have.
+            self._hang.excuse(everyone, now)
         verdict = self._verdict(everyone, look, now)
         findings = Findings(verdict=verdict)
         if verdict is None and len(carried) > 1 and len(group) == len(carried):
             changes = tuple(self._stragglers(group, carried, now))
             findings = Findings(changes=changes, shares=self._better_shares(carried))
-        self.due = time.monotonic() + self._every_s
+        self._looked = time.monotonic()
+        self.due = self._looked + self._every_s
         return findings
 
     def _verdict(self, readings: Readings, look: Look, now: float) -> Verdict | None:
         """Judge, when the workers have made no progress for too long."""
         if not readings or not self._hang.overdue(readings, now):
+            self._suspected = None
             return None
         evidence = look(self._hang)
         verdict = None if evidence is None else judge(evidence)
-        if verdict is not None and verdict.kind == "shared":
+        if verdict is None:
+            return None
+        if verdict.kind == "shared":
             self._hang.excuse(readings, time.monotonic())  # reported again when it has lasted as long again
-        return None if verdict is None or verdict.kind == "slow" else verdict
+        return verdict if verdict.kind in ("shared", "stopped") else self._confirmed(verdict, readings)
+
+    def _confirmed(self, verdict: Verdict, readings: Readings) -> Verdict | None:
+        """Return the verdict where the look before came to the same one, and nobody has moved since.
+
+        Workers that come out of a stall which all of them shared (a machine that was paused, a container that was frozen) look
+        for a moment as if they waited for each other, or for one of them.
+        """
+        now = time.monotonic()
+        before, since = self._suspected or (None, now)
+        moved = any(one.silence_s(now) < now - since for one in readings.values())
+        if verdict.kind == "slow":
+            self._suspected = None
+        elif before is None or moved or (before.kind, before.stuck) != (verdict.kind, verdict.stuck):
+            self._suspected = verdict, now
+        elif verdict.stuck or now - since >= AGAIN * self._timeout_s:
+            return verdict
+        return None
 
     def _stragglers(
         self, readings: Readings, carried: Sequence[int], now: float

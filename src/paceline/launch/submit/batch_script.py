@@ -21,6 +21,11 @@ _BODY = """\
 run={run}
 python={python}
 job=$SLURM_JOB_ID
+if [ "${{SLURM_RESTART_COUNT:-0}}" -gt {most} ]; then
+  echo "error: this job was queued again {most} times (--max-requeues), and its run is not done. Look at what ends it above;" \\
+    "paceline submit --resume goes on from its last checkpoint." >&2
+  exit 1
+fi
 cd {folder} || exit 1
 {environment}
 # Ends the training after its step, with a checkpoint; where it has not begun, all of it at once.
@@ -63,6 +68,7 @@ def batch_script(request: Request, *, python: str, folder: Path, extra: tuple[st
     body = _BODY.format(
         run=shlex.quote(str(request.out)),
         python=shlex.quote(python),
+        most=request.submit.max_requeues,
         folder=shlex.quote(str(folder)),
         environment=f'export PACELINE_SECRET_FILE="$run/{SECRET}"\n' if several else "",
         beginning=beginning.text(resume=request.options.resume),

@@ -15,11 +15,14 @@ from paceline.launch.submit import beginning
 from paceline.launch.submit.options import IN_KUBERNETES
 from paceline.launch.submit.request import Request, label
 from paceline.launch.submit.yaml_text import write
+from paceline.training.options import RunOptions
 from paceline.world.env import SECRET
 
 Manifest = dict[str, Any]
 RUNS = "/runs"
 """Where the claim is mounted."""
+PENDING_S = 86400
+"""How long pods wait for those that the cluster has no room for yet, where nobody says otherwise: giving up fails the job."""
 MARGIN_S = 10
 """What a pod has beside --grace until it is killed."""
 USER = 1000
@@ -131,9 +134,10 @@ def _job(request: Request, leader: str, *, subdomain: bool = True) -> Manifest:
         "parallelism": count,
         "backoffLimit": 10 * count,  # where the pod that leads is lost, the others fail, too
         "podFailurePolicy": {
-            # A pod that was evicted or preempted is no failure of the training's.
+            # A pod that was evicted or preempted is no failure of the training's; what is wrong with its input stays wrong.
             "rules": [
-                {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]}
+                {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]},
+                {"action": "FailJob", "onExitCodes": {"operator": "In", "values": [InputError.exit_status]}},
             ]
         },
         "successPolicy": {"rules": [{"succeededIndexes": "0", "succeededCount": 1}]},
@@ -179,6 +183,8 @@ def _script(request: Request, leader: str) -> str:
     meeting = f"{leader}:{DEFAULT_PORT}"
     run = f"{RUNS}/{_folder(request)}"
     train = request.train(("paceline",), out=run, meeting=meeting)
+    if request.nodes[1] > 1 and request.options.join_timeout == RunOptions.join_timeout:
+        train = (*train, "--join-timeout", str(PENDING_S))
     begin = beginning.text(resume=request.options.resume)
     meet = _MEET.format(leader=leader, beginning=begin) if request.nodes[1] > 1 else begin
     # Kubernetes reads $(NAME) in a command before the shell does, and $$ as $.

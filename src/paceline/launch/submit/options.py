@@ -40,6 +40,12 @@ class SubmitOptions(Options):
     job_name: str | None = option(
         None, "What the job is called.", shown="the run folder's name", metavar="NAME"
     )
+    max_requeues: int = option(
+        100,
+        "How often the job may be queued again, by itself or by SLURM, before it gives up.",
+        IN_SLURM,
+        within=Range(0, 100_000),
+    )
     partition: str | None = option(None, "SLURM's partition.", IN_SLURM, shown="SLURM's own")
     account: str | None = option(None, "SLURM's account.", IN_SLURM, shown="SLURM's own")
     kind: str = option(

@@ -6,6 +6,7 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
+from paceline.documents import DocumentError, fits, open_regular
 from paceline.observe.events import RunFailed, RunFinished, StepFinished
 from paceline.training.folder import EVENTS, newest_step
 
@@ -32,18 +33,23 @@ def read_progress(folder: Path) -> Progress:
         try:
             event = json.loads(line)
             kind = event["kind"]
-        except (ValueError, LookupError, TypeError):  # cut off, or being written
+        except (
+            ValueError,
+            LookupError,
+            TypeError,
+            RecursionError,
+        ):  # cut off, being written, or none of ours
             continue
         ended = kind if kind in (RunFinished.kind, RunFailed.kind) else None
-        if kind == StepFinished.kind and isinstance(event.get("step"), int):
+        if kind == StepFinished.kind and fits(event.get("step"), int):
             step = event["step"]
     return Progress(step=step, saved=newest_step(folder), ended=ended)
 
 
 def _last_lines(path: Path) -> list[bytes]:
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             file.seek(max(0, path.stat().st_size - _TAIL))
             return file.read().splitlines()
-    except OSError:
+    except (OSError, DocumentError):
         return []

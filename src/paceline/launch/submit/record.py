@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from shlex import quote
 
 from paceline import documents
 from paceline.errors import InputError
 
 NAME = "job.json"
+_NUMBER = re.compile(r"[0-9]{1,20}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,7 +37,7 @@ class JobRecord:
             descriptor = os.open(folder / NAME, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
         except FileExistsError:
             raise InputError(
-                f"another command submits {folder} at this moment. `paceline status {folder}` shows its job."
+                f"another command submits {folder} at this moment. `paceline status {quote(str(folder))}` shows its job."
             ) from None
         with os.fdopen(descriptor, "w") as file:
             file.write(json.dumps(asdict(self)) + "\n")
@@ -47,11 +50,22 @@ class JobRecord:
             raise InputError(f"another command submits {folder} at this moment.") from None
 
 
+def is_number(text: str) -> bool:
+    """Return whether this is the number of one job: programs of SLURM's take other words for options, or for many jobs."""
+    return _NUMBER.fullmatch(text) is not None
+
+
+def _check_number(job: str | None) -> None:
+    if job is not None and not is_number(job):
+        raise documents.DocumentError(f"id is {documents.shown(job)}, but must be the number of a job")
+
+
 def find(folder: Path) -> JobRecord | None:
     """Return the job that was submitted for a run; None where none was."""
     try:
         found = documents.read_object(folder / NAME)
         documents.check_fields(found, JobRecord)
+        _check_number(found.get("id"))
         return JobRecord(**found)
     except (FileNotFoundError, NotADirectoryError):
         return None
@@ -81,6 +95,6 @@ def unfinished(folder: Path, found: JobRecord) -> InputError:
 def what_to_do(folder: Path, found: JobRecord) -> str:
     """Return what is to be done where nobody knows whether there is a job."""
     return (
-        f"So nobody knows whether there is a job. Look for {found.name} with `squeue --me --name {found.name}`, cancel what is "
-        f"there, and remove {folder / NAME}."
+        f"So nobody knows whether there is a job. Look for {found.name} with `squeue --me --name {quote(found.name)}`, cancel "
+        f"what is there, and remove {folder / NAME}."
     )

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from shlex import quote
 
 from paceline.errors import InputError
 from paceline.launch.submit import beginning, record
@@ -92,7 +93,12 @@ def submit(request: Request, extra: tuple[str, ...] = ()) -> JobRecord:
         raise
     except InputError as error:
         raise InputError(f"{error} {record.what_to_do(out, job)}") from None
-    job = replace(job, id=said.strip().partition(";")[0])
+    number = said.strip().rpartition("\n")[2].partition(";")[0]  # a plugin may have printed before it
+    if not record.is_number(number):
+        raise InputError(
+            f"sbatch gave no number of a job, but {number[:80]!r}. {record.what_to_do(out, job)}"
+        )
+    job = replace(job, id=number)
     job.write(out)
     return job
 
@@ -105,14 +111,16 @@ def state(job: str) -> JobState:
         if "Invalid job id" in str(error):
             return JobState(state=FORGOTTEN)
         raise
-    found = dict(word.partition("=")[::2] for word in said.split())
+    # The first of a name counts: paths, which come last, may hold others.
+    found = dict(word.partition("=")[::2] for word in reversed(said.split()))
+    restarts = found.get("Restarts", "")
     return JobState(
         state=found.get("JobState", FORGOTTEN),
         reason=found.get("Reason", "").replace("None", ""),
         run_time=found.get("RunTime", ""),
         time_limit=found.get("TimeLimit", ""),
         nodes=found.get("NodeList", "").replace("(null)", ""),
-        restarts=int(found.get("Restarts", "0")),
+        restarts=int(restarts) if restarts.isdecimal() else 0,
     )
 
 
@@ -135,8 +143,8 @@ def _retire(out: Path, before: JobRecord) -> None:
     found = state(before.id)
     if not found.over:
         raise InputError(
-            f"{out} was submitted already: job {before.id} is {found.state}. `paceline status {out}` shows it, `paceline cancel "
-            f"{out}` ends it."
+            f"{out} was submitted already: job {before.id} is {found.state}. `paceline status {quote(str(out))}` shows it, "
+            f"`paceline cancel {quote(str(out))}` ends it."
         )
     before.retire(out)
 

@@ -19,6 +19,7 @@ from paceline.errors import PacelineError
 from paceline.launch.file_writer import FileWriter
 from paceline.launch.health.diagnosis import HangWatch, Member, look, process_state
 from paceline.launch.job import Job
+from paceline.launch.worker_output import STREAMS, WorkerOutput
 from paceline.launch.workers import fork_server as forkserver
 from paceline.launch.workers.fork_server import ForkServer
 from paceline.launch.workers.process import Process
@@ -57,8 +58,15 @@ class LocalWorkerPool:
     """All processes that one launcher has started, and what connects it with them."""
 
     def __init__(
-        self, folder: Path, audience: Audience, selector: selectors.BaseSelector, listener: Listener
+        self,
+        folder: Path,
+        audience: Audience,
+        selector: selectors.BaseSelector,
+        listener: Listener,
+        output: WorkerOutput | None = None,
     ) -> None:
+        """`output` says whose output is shown; without it it is that of the worker which `show` names."""
+        self._output = output
         self._folder, self._audience = folder, audience
         self._selector, self._listener = selector, listener
         self._server: ForkServer = forkserver.shared()
@@ -87,7 +95,8 @@ class LocalWorkerPool:
         self._watch_server()
 
     def _start(self, number: int, job: Job, log_name: str) -> None:
-        process = Process(number, ticket=-1, log=self._folder / "logs" / log_name)
+        local_rank = job.identity.local_rank
+        process = Process(number, ticket=-1, log=self._folder / "logs" / log_name, local_rank=local_rank)
         self.files.append(self._folder / "logs" / log_name, b"")
         ours, theirs = socket.socketpair()
         opened: list[int] = []
@@ -154,7 +163,7 @@ class LocalWorkerPool:
         if process is None or process.status_page is None:
             return None
         reading = process.status_page.read()
-        inside = reading.phase in (Phase.DATA, Phase.COMPUTE, Phase.COMMUNICATION)
+        inside = reading.phase in (Phase.DATA, Phase.COMPUTE, Phase.COMMUNICATION, Phase.COMPILE)
         return reading.step if reading.kind is Kind.STEP and inside else None
 
     def look(self, ranks: Mapping[int, int], host: str, watch: HangWatch) -> tuple[Evidence, ...]:
@@ -216,6 +225,7 @@ class LocalWorkerPool:
         for process in doomed.values():
             process.status = process.status if process.status is not None else -int(signal.SIGKILL)
             process.release(self._selector)
+            self._show_rest(process)
             del self._processes[process.number]
 
     def restart(self) -> None:
@@ -298,6 +308,7 @@ class LocalWorkerPool:
         for number, process in list(self._processes.items()):
             if process.status is not None and process.open_pipes == 0 and number != self._shown:
                 process.release(self._selector)
+                self._show_rest(process)
                 del self._processes[number]
 
     def _take(self, report: dict[str, Any]) -> Process | None:
@@ -351,8 +362,20 @@ class LocalWorkerPool:
         if process.log is not None:
             self.files.append(process.log, chunk)
             self._say_complaint()
-        if process.number == self._shown:
+        if self._output is not None:
+            chunk = self._output.shown(process.local_rank, stream, chunk)
+        elif process.number != self._shown:
+            return
+        if chunk:
             self._audience.output(stream, chunk)
+
+    def _show_rest(self, process: Process) -> None:
+        """Show what a worker wrote last, where no line end follows."""
+        if self._output is None:
+            return
+        for stream in STREAMS:
+            if chunk := self._output.rest(process.local_rank, stream):
+                self._audience.output(stream, chunk)
 
 
 def _why(report: dict[str, Any]) -> str:

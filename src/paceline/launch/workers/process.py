@@ -26,6 +26,7 @@ class Process:
     status: int | None = None
     control: Connection | None = field(default=None, repr=False)
     log: Path | None = None
+    local_rank: int = 0
     open_pipes: int = 0
     status_page: StatusPageReader | None = field(default=None, repr=False)
     stacks: int = -1

@@ -18,6 +18,6 @@ class ReadShards:
 
     def __call__(self, worker: object) -> int | None:  # noqa: ARG002  (it joins no group)
         """Make the task and look."""
-        from paceline.training.reference import load_task
+        from paceline.training.reference import make_task
 
-        return load_task(self.spec.task, self.spec.settings).shards
+        return make_task(self.spec).shards

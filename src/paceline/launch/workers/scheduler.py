@@ -58,9 +58,17 @@ class WorkerScheduler:
             self._meeting_point = None
         try:
             self._meeting_point = MeetingPoint(
-                host, self._folder, None if rendezvous is None else self._plan.secret
+                host,
+                self._folder,
+                None if rendezvous is None else self._plan.secret,
+                self._plan.master_port,
             )
         except OSError as error:
+            if self._plan.master_port:
+                raise InputError(
+                    f"--master-port {self._plan.master_port} cannot be had at {host}: {error.strerror}. Leave it out, and a free "
+                    "port is taken."
+                ) from None
             raise InputError(
                 f"the store that the workers meet at cannot be served at {host}: {error.strerror}. Check the address and the "
                 "limit of open files (`ulimit -n`)."

@@ -89,7 +89,7 @@ def _end_quietly(*_: object) -> None:
 
 def _take_on(job: Job) -> None:
     """Take on the launcher's environment, folder and path, and this worker's identity."""
-    env.replace({**job.environment, **job.identity.variables()})
+    env.replace({**job.environment, **job.identity.variables(), **job.variables})
     os.chdir(job.folder)
     sys.path[:] = job.search_path
     sys.argv[:] = job.arguments

@@ -59,14 +59,14 @@ class GlobalBatchNorm(nn.Module):
             )
         others = [axis for axis in range(values.dim()) if axis != 1]
         wide = values.float()
-        count = values.new_tensor([values.numel() / values.shape[1]], dtype=torch.float32)
+        count = values.new_full((1,), values.numel() / values.shape[1], dtype=torch.float32)
         channels = values.shape[1]
         shape = [1, -1] + [1] * (values.dim() - 2)
         first = self._sum(torch.cat([wide.sum(others), count]))
         count, mean = first[-1], first[:channels] / first[-1]
         # About the mean, not E[x^2] - E[x]^2: that difference of large numbers would leave nothing of a small variance.
         variance = self._sum((wide - mean.view(shape)).square().sum(others)) / count
-        self._remember(mean.detach(), variance.detach(), float(count.detach()))
+        self._remember(mean.detach(), variance.detach(), count.detach())
         scale = (variance + self._eps).rsqrt()
         shift = -mean * scale
         if self.weight is not None:
@@ -83,17 +83,17 @@ class GlobalBatchNorm(nn.Module):
         return total
 
     @torch.no_grad()
-    def _remember(self, mean: Tensor, variance: Tensor, count: float) -> None:
-        """Move the running statistics, by the rule of torch's own layer."""
+    def _remember(self, mean: Tensor, variance: Tensor, count: Tensor) -> None:
+        """Move the running statistics, by the rule of torch's own layer; a GPU is not asked for any number."""
         if self.running_mean is None or self.running_var is None:
             return
-        share = self._momentum or 0.0
+        share: float | Tensor = self._momentum or 0.0
         if self.num_batches_tracked is not None:
             self.num_batches_tracked += 1
             if self._momentum is None:
-                share = 1.0 / float(self.num_batches_tracked)
+                share = self.num_batches_tracked.double().reciprocal().to(mean.dtype)
         self.running_mean.lerp_(mean, share)
-        self.running_var.lerp_(variance * count / max(count - 1, 1), share)
+        self.running_var.lerp_(variance * count / (count - 1).clamp(min=1), share)
 
 
 def synchronise(model: nn.Module, comm: Comm, shards: int) -> None:

@@ -84,6 +84,11 @@ class Buffers:
             self._rows = {}
             self._touched = False
 
+    @property
+    def looks_next(self) -> bool:
+        """Whether the next step compares buffers by their values."""
+        return self._several and (self._steps + 1).bit_count() == 1
+
     def open_shard(self, model: nn.Module) -> Versions:
         """Start a shard from the buffers as they were before the step; `model` may be a replica."""
         if not self.active:
@@ -242,11 +247,12 @@ def gather_rows(rows: Rows, like: Row, world: World, shards: int) -> Rows:
         mine[index - first, _MARKS:] = _raw(row)
     gathered: Rows = {}
     parts = world.comm.all_gather(mine)
+    marks = torch.stack([part[:, :_MARKS] for part in parts]).tolist()  # a GPU is waited for once
     for rank, part in enumerate(parts):
-        if not torch.equal(part[0, 1:_MARKS], parts[0][0, 1:_MARKS]):
+        if marks[rank][0][1:] != marks[0][0][1:]:
             _refuse_parted(rank)
         for place, index in enumerate(owned_shards(rank, world.size, shards, world.shares)):
-            if part[place, 0]:
+            if marks[rank][place][0]:
                 gathered[index] = _unpack(part[place, _MARKS:], like)
     return gathered
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from typing import TYPE_CHECKING, NoReturn, Protocol
+from typing import TYPE_CHECKING, NamedTuple, NoReturn, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -36,7 +36,7 @@ from paceline.strategies.reducer import Reducer, agree_on_terms
 from paceline.strategies.step_state import StepState
 from paceline.strategies.tuning import Tuning
 from paceline.task import Loss
-from paceline.world import World, all_gather_object
+from paceline.world import World, all_gather_object, spans
 from paceline.world.fault_points import REDUCTION, hit
 from paceline.world.status_page import Phase
 
@@ -57,6 +57,15 @@ class _Carried(nn.Module):
         super().__init__()
         self.model = model
         self.loss_stats = loss_stats
+
+
+class _Wiring(NamedTuple):
+    """What belongs to one step state."""
+
+    ddp: DistributedDataParallel
+    places: dict[int, int]
+    walks: bool
+    first_terms: bool
 
 
 class RowsExchange(Protocol):
@@ -111,6 +120,9 @@ class DdpReducer(Reducer):
         self._bucket_mb = _bucket_mb(inputs.tuning, self.exchange)
         self._row_sums = TreeSum(inputs.shards, sparse.add)
         self._ddp: DistributedDataParallel | None = None
+        self._places: dict[int, int] = {}
+        self._wirings: dict[int, _Wiring] = {}
+        """Those of other turns, by step state."""
         self._agreed = inputs.weights_in_sync
         """Whether all workers are known to hold the same weights."""
 
@@ -125,13 +137,25 @@ class DdpReducer(Reducer):
         super().wire(step)
         self._wire()
 
+    def switch(self, step: StepState) -> None:
+        """Go on with torch's reducer of another turn; that of all which trains is given up, with its memory."""
+        if self.step.mine is not None and self._ddp is not None:
+            self._wirings[id(self.step)] = _Wiring(self._ddp, self._places, self._walks, self._first_terms)
+        self._ddp, self.step = None, step
+        known = self._wirings.pop(id(step), None)
+        if known is not None:
+            self._ddp, self._places, self._walks, self._first_terms = known
+        else:
+            self._walks, self._first_terms = self._find_unused_parameters, False
+            self._wire()
+
     def _wire(self) -> None:
         """Have torch's reducer sum what trains now; without a message where all workers are known to hold the same weights."""
         step = self.step
         self._places = {id(parameter): place for place, parameter in enumerate(step.tracked)}
         carried = _Carried(step.model, step.loss_stats)
-        if step.sparse:
-            self._leave_rows_out(carried)
+        if step.sparse or step.mine is not None:
+            self._leave_out(carried)
         self._ddp = None  # the hooks of the reducer before go with it
         self._ddp = DistributedDataParallel(
             carried,
@@ -144,11 +168,14 @@ class DdpReducer(Reducer):
         self._ddp.register_comm_hook(self, DdpReducer.reduce)
         self._agreed = True
 
-    def _leave_rows_out(self, carried: nn.Module) -> None:
+    def _leave_out(self, carried: nn.Module) -> None:
+        """Take past DDP what goes another way, rows of tables, or has no turn."""
+        named = list(carried.named_parameters(remove_duplicate=False))
         apart = {id(parameter) for parameter in self.step.sparse}
-        names = [name for name, one in carried.named_parameters(remove_duplicate=False) if id(one) in apart]
-        ddp.leave_out(carried, names)
-        if not self._agreed:
+        if self.step.mine is not None:
+            apart |= {id(one) for _, one in named} - set(map(id, self.step.tracked))
+        ddp.leave_out(carried, [name for name, one in named if id(one) in apart])
+        if not self._agreed and self.step.sparse:
             self._rows.begin(self.step.sparse)
 
     def begin(self, work: StepWork) -> None:  # noqa: ARG002
@@ -188,7 +215,7 @@ class DdpReducer(Reducer):
         self._last_bucket_seen = False
 
     def _hold_places(self) -> None:
-        """Give a zero gradient to parameters that had one in an earlier pass of this step: DDP's reducer expects it."""
+        """Set a zero gradient for parameters that had one in an earlier pass of this step: DDP's reducer expects it."""
         for place, parameter in enumerate(self.step.parameters):
             if parameter.grad is None and any(held[place] is not None for _, held in self.step.tree.nodes):
                 parameter.grad = nothing_like(parameter)
@@ -204,16 +231,16 @@ class DdpReducer(Reducer):
         future: torch.futures.Future[Tensor] = torch.futures.Future(
             devices=[buffer.device] if buffer.is_cuda else []
         )
-        if isinstance(self.exchange, CompressedExchange):
+        if self._compress != "none" and isinstance(self.exchange, CompressedExchange):
             self.exchange.lay_out(bucket.index(), self._spans(bucket, buffer))
-        before = self.world.status_page.enter(
-            COMMUNICATION
-        )  # an exchange without room left waits for the others
-        self.exchange.start(bucket.index(), parts, buffer, partial(future.set_result, buffer))
-        if bucket.is_last():
-            self._last_bucket_seen = True
-            hit(REDUCTION)
-            self.exchange.finish()
+        # An exchange without room left waits for the others.
+        before = self.world.status_page.enter(COMMUNICATION)
+        with spans.span(spans.REDUCTION):
+            self.exchange.start(bucket.index(), parts, buffer, partial(future.set_result, buffer))
+            if bucket.is_last():
+                self._last_bucket_seen = True
+                hit(REDUCTION)
+                self.exchange.finish()
         self.world.status_page.enter(before)
         return future
 
@@ -239,7 +266,8 @@ class DdpReducer(Reducer):
         step.check_unchanged()
         known = {id(parameter) for parameter in step.parameters}
         apart = {id(parameter) for parameter in step.sparse}
-        named = [(name, one) for name, one in step.model.named_parameters() if one.requires_grad]
+        part = step.model if step.mine is None else step.mine
+        named = [(name, one) for name, one in part.named_parameters() if one.requires_grad]
         replaced = [name for name, one in named if id(one) not in known]
         unused = [name for name, one in named if one.grad is None and id(one) not in apart]
         if replaced or not unused:
@@ -258,6 +286,7 @@ class DdpReducer(Reducer):
         It holds this one through torch's C++ side, where no garbage collector sees the circle.
         """
         self._ddp = None
+        self._wirings.clear()
         self.exchange = None  # type: ignore[assignment]
 
     def close_shard(self, index: int) -> None:

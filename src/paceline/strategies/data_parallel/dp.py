@@ -61,9 +61,19 @@ class DataParallel:
             raise InputError(
                 "--sync-batchnorm needs workers that can exchange sums in mid-pass: use --strategy ddp."
             )
+        if inputs.compile and other_devices(world.device, inputs.threads):
+            raise InputError(
+                "--compile takes the weights of one device, and dp computes with copies on several. Use --strategy ddp."
+            )
         reducer = ThreadedReducer(inputs, world)
         schedule = ThreadedSchedule(inputs, world, reducer)
-        return Replica(inputs, world, WholePlacement(inputs, world), reducer, schedule)
+        placement = WholePlacement(inputs, world)
+        if inputs.compile and inputs.threads > 1:
+            placement.notes = [
+                *placement.notes,
+                "dp --compile: compiled backward passes run one after another, on one thread",
+            ]
+        return Replica(inputs, world, placement, reducer, schedule)
 
 
 class ThreadedReducer(Reducer):

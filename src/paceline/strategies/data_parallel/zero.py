@@ -43,6 +43,8 @@ BUCKET = 4 << 20
 class DealtPlacement(Placement):
     """The whole model, with the optimizer state of this worker's part of the parameters."""
 
+    slots_with_weights = False
+
     holds_unsaved = True
     scope = Scope.PARAMETERS
 

@@ -18,6 +18,7 @@ from paceline.compat import fsdp
 from paceline.errors import InputError
 from paceline.strategies.base import StrategyInputs
 from paceline.strategies.buffers.batchnorm import synchronise
+from paceline.strategies.compiled import Compiler, compile_blocks
 from paceline.strategies.fsdp.param_groups import Listener, ParamGroup, shard_model
 from paceline.strategies.guards.overlaps import overlap_in
 from paceline.strategies.guards.refusals import refuse_hooks, refuse_references, refuse_sparse
@@ -74,8 +75,9 @@ def make_sharded(inputs: StrategyInputs, data: World, place: World, listener: Li
     # Now, because a worker may have to follow others before its own first pass.
     fsdp.find_root(model)
     if inputs.compile:
-        for module in blocks.values() or [model]:
-            module.compile()
+        compile_blocks(
+            blocks.values() or [model], Compiler(data, inputs.note, repeatable=False, in_pieces=False)
+        )
     return Sharded(model, param_groups, originals, notes)
 
 

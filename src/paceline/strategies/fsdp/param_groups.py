@@ -15,6 +15,7 @@ from typing import Any, Protocol, TypeVar
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.autograd.graph import register_multi_grad_hook
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import (
     CPUOffloadPolicy,
@@ -33,8 +34,10 @@ from paceline.strategies.fsdp.replaced import Slot
 from paceline.strategies.guards.refusals import refuse_copies
 from paceline.strategies.guards.second_order import check_order, check_transforms
 from paceline.strategies.guards.writes import Samples, differing, place_of, refuse_writes, sums_of
+from paceline.strategies.in_turns.models import Models
 from paceline.strategies.sharded import ShardedTensors
 from paceline.strategies.tuning import Tuning
+from paceline.world import spans
 
 Value = TypeVar("Value")
 _TYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
@@ -100,6 +103,7 @@ class ParamGroup:
         self._pre_forward = group.replace("pre_forward", self._before_forward)
         self._pre_backward = group.replace("pre_backward", self._before_backward)
         self._reshard = group.replace("reshard", self._before_reshard)
+        group.watch_inputs(self._watch_inputs)
         self._slots: list[Slot] = []
 
     def watch(self, local: ShardedTensors) -> None:
@@ -233,23 +237,20 @@ class ParamGroup:
         sizes = [member.sharded_size for member in self.trained]
         return [part[: size.numel()].view(size) for size, part in zip(sizes, parts, strict=True)]
 
-    def whole(self, messages: Tensor) -> list[Tensor]:
-        """Put whole tensors together from the rows of all workers, laid out one after the other.
-
-        Each in memory of its own: numbers that lie apart (one row for each worker) have a norm with another last bit.
-        """
-        columns = torch.split(messages, [member.padded_count for member in self.trained], dim=1)
-        sizes = [member.whole_size for member in self.trained]
-        return [
-            column.contiguous().view(-1)[: size.numel()].view(size)
-            for size, column in zip(sizes, columns, strict=True)
-        ]
-
     def _nothing(self, member: fsdp.Member) -> Tensor:
         # Minus zero is what adds nothing to anything, a minus zero included.
         gathered = member.gathered
         dtype = self.type if gathered is None else gathered.dtype
         return torch.full(member.whole_size, -0.0, dtype=dtype, device=self.device)
+
+    def _watch_inputs(self, inputs: list[Tensor]) -> None:
+        """Have the gradients leave when those of the inputs are complete: a pass has then come through this module.
+
+        An input that others are given too (the encoder's output, in every block of a decoder) is complete when it has come
+        through all of them, and only then do their gradients leave: added up in the order of one process.
+        """
+        if self.name:  # the gradients of what belongs to no block are complete at the very end
+            register_multi_grad_hook(inputs, self._after_backward)
 
     def _before_backward(self, *args: Any) -> None:
         check_order("fsdp")
@@ -356,8 +357,22 @@ class _Reduce(fsdp.ReduceScatter):
     ) -> dist.Work | None:
         """Add the gradients of a parameter group up over all workers."""
         self._param_group.reduced = True
-        self._listener.reduces(self._param_group, input_tensor, output_tensor)
+        with spans.span(spans.REDUCTION):
+            self._listener.reduces(self._param_group, input_tensor, output_tensor)
         return None
+
+
+def whole_tensors(messages: Sequence[Tensor], members: Sequence[fsdp.Member]) -> list[Tensor]:
+    """Put whole tensors together from the rows of all workers, one message from each.
+
+    Each in memory of its own: numbers that lie apart (one row for each worker) have a norm with another last bit.
+    """
+    counts = [member.padded_count for member in members]
+    columns = zip(*(torch.split(message, counts) for message in messages), strict=True) if members else ()
+    return [
+        torch.cat(column)[: member.whole_size.numel()].view(member.whole_size)
+        for member, column in zip(members, columns, strict=True)
+    ]
 
 
 def shard_model(
@@ -394,7 +409,8 @@ def shard_model(
 
 def _check(model: nn.Module, blocks: Mapping[str, nn.Module]) -> None:
     """Refuse what cannot be cut into rows, or belongs to two parameter groups."""
-    if isinstance(model, nn.ModuleDict | nn.ModuleList):
+    # Several models are gathered together, before each batch.
+    if isinstance(model, nn.ModuleDict | nn.ModuleList) and not isinstance(model, Models):
         raise InputError(
             f"fsdp gathers weights when a module is called, and nobody calls an nn.{type(model).__name__}. Give it a class "
             "whose forward calls its members (self.student, self.teacher), or use ddp."

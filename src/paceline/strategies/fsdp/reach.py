@@ -54,9 +54,10 @@ def check_gathered(loss: Loss, blocks: Sequence[str]) -> None:
     _check([loss.total, *(term.total for term in loss.auxiliary.values())], blocks)
 
 
-def check_measured(measured: Mapping[str, Mean], blocks: Sequence[str]) -> None:
-    """Raise for metrics that were computed from rows."""
-    _check([value for one in measured.values() for value in (one.total, one.weight)], blocks)
+def check_measured(measured: Mapping[str, Any], blocks: Sequence[str]) -> None:
+    """Raise for metrics, or outputs, that were computed from rows."""
+    parts = [(one.total, one.weight) if isinstance(one, Mean) else (one,) for one in measured.values()]
+    _check([value for part in parts for value in part], blocks)
 
 
 def _check(values: Iterable[object], blocks: Sequence[str]) -> None:

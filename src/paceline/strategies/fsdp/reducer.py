@@ -7,6 +7,7 @@ and that a worker with fewer batches than others follows one that has more throu
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -33,7 +34,7 @@ from paceline.strategies.fsdp.reduction import Reduction
 from paceline.strategies.fsdp.rounds import KnownRounds
 from paceline.strategies.reducer import Reducer, agree_on_terms
 from paceline.strategies.schedule import Passes, Schedule
-from paceline.task import Loss, Mean
+from paceline.task import Loss
 from paceline.world import World
 
 
@@ -42,6 +43,7 @@ class FsdpReducer(Reducer):
 
     watches = True
     shows_sums = False
+    narrows = False
 
     def __init__(
         self,
@@ -247,7 +249,7 @@ class GatheringSchedule(Schedule):
         """Begin the rounds of some shards."""
         self._reduction.begin(self._rounds.rounds(work))
 
-    def close_batch(self, measured: Mapping[str, Mean]) -> None:
+    def close_batch(self, measured: Mapping[str, Any]) -> None:
         """End a pass that has no way back."""
         check_measured(measured, self._reduction.blocks)
         self._reduction.end_forward()

@@ -7,23 +7,24 @@ added along the canonical tree by the worker that holds it. Below the level bitw
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from paceline.compat import foreach, process_groups
+from paceline.compat import process_groups
 from paceline.compat.fsdp import Member
 from paceline.reduce.combination import Combination
 from paceline.reduce.gather import Wait, open_gather
-from paceline.reduce.norms import total_norm
+from paceline.reduce.norms import norms, placed_norms, total_norm
 from paceline.reduce.shared_memory_scatter import open_scatter
 from paceline.reduce.tree import TreeSum
-from paceline.strategies.fsdp.param_groups import ParamGroup
+from paceline.strategies.fsdp.param_groups import ParamGroup, whole_tensors
 from paceline.strategies.fsdp.rounds import END, RoundProgress, Rounds
-from paceline.world import World
+from paceline.strategies.sharded import deal
+from paceline.world import World, spans
 from paceline.world.fault_points import REDUCTION, hit
 from paceline.world.status_page import Phase
 
@@ -170,7 +171,8 @@ class Reduction:
     def outlive(self, action: Callable[[], Value], otherwise: Callable[[], Value]) -> Value:
         """Return what a message of a pass came to, or something else in its place where its step is discarded."""
         before = self._place.status_page.enter(_COMMUNICATION)
-        made: Value = self._place.interruption.outlive(action, otherwise)
+        with spans.span(spans.WAITING):
+            made: Value = self._place.interruption.outlive(action, otherwise)
         self._place.status_page.enter(before)
         return made
 
@@ -240,30 +242,47 @@ class Reduction:
 
     def norm(self) -> Tensor:
         """Return the norm of the whole gradient: to the bit where that is promised."""
-        found: dict[int, Tensor] = {}
+        held: dict[int, Tensor] = {}
+        values = torch.zeros(len(self._types), dtype=torch.float64, device=self._data.device)
         for param_group, inside, parameters in zip(
             self.param_groups, self.places, self._parameters, strict=True
         ):
-            if not inside:
-                continue
-            rows = [parameter.grad for parameter in parameters]
-            norms = zip(inside, self._norms(param_group, rows), strict=True)
-            found |= {place: norm for place, norm in norms if norm is not None}
-        places = sorted(found)
-        # In 64 bits no norm is rounded, whatever the type of its parameter.
-        ordered = torch.stack([found[place].double() for place in places])
-        total = total_norm(ordered, [self._types[place] for place in places])
-        return total if self._exact else self._place.comm.all_reduce(total.square()).sqrt()
-
-    def _norms(self, param_group: ParamGroup, rows: list[Tensor | None]) -> list[Tensor | None]:
-        """Return each gradient's norm: of all its rows, gathered for a moment, or of the rows held here."""
+            rows = {place: one.grad for place, one in zip(inside, parameters, strict=True)}
+            there = {place: one for place, one in rows.items() if one is not None}
+            held |= there
+            if self._exact and there:
+                values += placed_norms(self._owned(param_group, inside, there), len(values), values.device)[0]
+        places = sorted(held)  # the same on all workers
+        types = [self._types[place] for place in places]
         if not self._exact:
-            return [None if one is None else torch.linalg.vector_norm(one) for one in rows]
-        mine = torch.zeros(param_group.chunk, dtype=param_group.type, device=self._data.device)
-        for place, one in zip(param_group.split(mine), rows, strict=True):
-            if one is not None:
-                place.copy_(one)
-        whole = param_group.whole(torch.stack(self._place.comm.all_gather(mine)))
-        # As `gradients.finish` does it in one process: fresh copies all lie alike in a GPU's memory.
-        placed = [one.clone() for one in whole] if mine.is_cuda else whole
-        return [None if one is None else norm for one, norm in zip(rows, foreach.norm(placed), strict=True)]
+            own = total_norm(norms([held[place] for place in places]), types)
+            square: Tensor = self._place.comm.all_reduce(own.square())
+            return square.sqrt()
+        every = self._place.comm.all_reduce(values).unbind(0)
+        return total_norm([every[place] for place in places], types)
+
+    def _owned(
+        self, param_group: ParamGroup, inside: Sequence[int], rows: Mapping[int, Tensor]
+    ) -> dict[int, Tensor]:
+        """Return the whole gradients, by place, that this worker measures for all: everybody sends it its rows of them.
+
+        A norm with the bits of one process needs all rows in one place, but not in every place.
+        """
+        place, size = self._place, self._place.size
+        members = {
+            one: member for one, member in zip(inside, param_group.trained, strict=True) if one in rows
+        }
+        owners = deal([member.padded_count for member in members.values()], size)
+        owned: list[dict[int, Member]] = [{} for _ in range(size)]
+        for owner, (one, member) in zip(owners, members.items(), strict=True):
+            owned[(owner + param_group.index) % size][one] = member
+        leaving = []
+        for theirs in owned:
+            counts = [member.padded_count for member in theirs.values()]
+            sent = torch.zeros(sum(counts), dtype=param_group.type, device=self._data.device)
+            for one, room in zip(theirs, torch.split(sent, counts), strict=True):
+                room[: rows[one].numel()].copy_(rows[one].reshape(-1))
+            leaving.append(sent)
+        mine = owned[place.rank]
+        came = place.comm.all_to_all(leaving, rows=[len(leaving[place.rank])] * size)
+        return dict(zip(mine, whole_tensors(came, list(mine.values())), strict=True))

@@ -36,6 +36,8 @@ class Fsdp:
             inputs.previous.placement.restore()
         if alone:
             return Ddp().prepare(inputs, world)
+        if inputs.several:  # a turn goes through some of the models, and trains one
+            inputs = replace(inputs, find_unused_parameters=True)
         draw_whole()
         placement, reducer, schedule = shard(inputs, world)
         return Replica(replace(inputs, previous=None, compile=False), world, placement, reducer, schedule)

@@ -24,11 +24,16 @@ def check_optimizer(optimizer: object) -> None:
             f"the optimizer is a {type(optimizer).__name__}, not a torch.optim.Optimizer. Return one."
         )
     needed = _needed(optimizer)
-    if needed:
+    if needed and not needs_closure(optimizer):
         raise InputError(
-            f"{type(optimizer).__name__}.step needs {needed[0]!r}: it computes the loss several times in one step, and paceline "
-            "gives each step's summed gradients once. Use an optimizer that works from gradients (AdamW, SGD)."
+            f"{type(optimizer).__name__}.step needs {needed[0]!r}, and paceline gives it gradients, or a closure that computes "
+            "the loss. Use an optimizer that works from those (AdamW, SGD, LBFGS)."
         )
+
+
+def needs_closure(optimizer: object) -> bool:
+    """Return whether an optimizer computes loss and gradient itself, as often as it likes."""
+    return _needed(optimizer) == ["closure"]
 
 
 def check_scheduler(scheduler: object, optimizer: Optimizer) -> None:
@@ -45,7 +50,8 @@ def check_scheduler(scheduler: object, optimizer: Optimizer) -> None:
     if needed:
         raise InputError(
             f"{name}.step needs {needed[0]!r}, but a schedule here is stepped without arguments, once after every optimizer "
-            "step. Use one that counts steps: LambdaLR, OneCycleLR, CosineAnnealingLR, SequentialLR."
+            f'step. Wrap it, and it is given a metric at the end of each epoch: paceline.OnMetric(scheduler, "loss"); or use one '
+            "that counts steps (LambdaLR, OneCycleLR, CosineAnnealingLR)."
         )
     moved = getattr(scheduler, "optimizer", optimizer)
     if moved is not optimizer:

@@ -4,8 +4,9 @@ A mean where a sum belongs is found by what autograd remembers of how a number w
 
 `Loss(F.cross_entropy(scores, labels), len(labels))` is a mean under the name of a sum: its gradient is too small by the
 number of items, and nothing fails. The last operation of a tensor names itself, so the usual ways to take a mean are seen
-for about a microsecond. What hides it (a product, a compiled region, a function of one's own) is not looked through:
-`mean * count` is a sum. Where right code may look the same for some size of a batch, it is left alone.
+for about a microsecond. What hides it (a product, a function of one's own) is not looked through: `mean * count` is a sum. Of
+what `--compile` compiles the captured graph is asked. Where right code may look the same for some size of a batch, it is left
+alone.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import torch
 from torch import Tensor
 
 from paceline.compat.autograd import saved
+from paceline.compat.tensors import same_memory
 from paceline.errors import InputError
 from paceline.task import Loss
 
@@ -37,6 +39,7 @@ _SAME_VALUE = frozenset(
     }
 )
 _ADDITIONS = frozenset({"AddBackward0", "SubBackward0"})
+_LOOKED_THROUGH = _SAME_VALUE | _ADDITIONS
 _FACTORS = frozenset({"MulBackward0", "DivBackward0"})
 _MEAN = 1
 """The number of `reduction="mean"` in torch's losses; 2 is "sum"."""
@@ -78,16 +81,22 @@ def check_loss(loss: object) -> None:
         raise InputError(
             f"Loss.total has the shape {tuple(loss.total.shape)}; it must be one number, a sum. Use Loss.mean."
         )
-    if is_mean(loss.total, loss.weight):
+    refuse_mean(loss)
+    if isinstance(loss.weight, Tensor) or not loss.weight:
+        _check_nothing("this loss", loss)
+    for name, term in loss.auxiliary.items():
+        _check_nothing(f"the auxiliary term {name}", term)
+
+
+def refuse_mean(loss: Loss) -> None:
+    """Refuse a loss, or a term of it, that is a mean where its sum belongs."""
+    if isinstance(loss.total, Tensor) and is_mean(loss.total, loss.weight):
         raise InputError(
             "this loss is a mean where its sum belongs, so gradients would be too small by the weight. Give Loss.mean(per_item) "
             "with reduction='none', a sum (reduction='sum') with its weight, or Loss.from_mean(loss, weight); where the sum is "
             "divided by a constant that happens to equal the weight, multiply by its inverse (* 0.25 for / 4)."
         )
-    if isinstance(loss.weight, Tensor) or not loss.weight:
-        _check_nothing("this loss", loss)
     for name, term in loss.auxiliary.items():
-        _check_nothing(f"the auxiliary term {name}", term)
         # With the weight 1 a batch is one item of it, as for a balance loss.
         once = not isinstance(term.weight, Tensor) and term.weight == 1
         if not once and isinstance(term.total, Tensor) and is_mean(term.total, term.weight):
@@ -139,10 +148,9 @@ def _addends(node: Any) -> list[Any]:
     waiting, found = [node], list[Any]()
     while waiting and len(found) <= _MOST_ADDENDS:
         one = waiting.pop()
-        children = [] if one is None else [child for child, _ in one.next_functions]
-        if one is not None and one.name() in _SAME_VALUE and len(children) == 1 and children[0] is not None:
-            waiting.append(children[0])
-        elif one is not None and one.name() in _ADDITIONS:
+        name = None if one is None else one.name()
+        children = [child for child, _ in one.next_functions] if name in _LOOKED_THROUGH else []
+        if name in _ADDITIONS or (len(children) == 1 and children[0] is not None):
             waiting += children
         else:
             found.append(one)
@@ -174,7 +182,7 @@ def _divides_by_count(node: Any, weight: object) -> bool:
     if divided is None or divisor is None or divisor.dim() or learned:
         return False
     if isinstance(weight, Tensor):
-        if weight.data_ptr() == divisor.data_ptr():
+        if same_memory(weight, divisor):
             return True
         weight = weight.item() if weight.device.type == "cpu" and weight.dtype == divisor.dtype else None
     elif divisor.dtype == torch.float64:
@@ -199,7 +207,7 @@ def _is_multiplied(divided: Any, by: float) -> bool:
         name = node.name()
         if name == "MulBackward0" and any(_is_number(node, one, by) for one in ("self", "other")):
             continue
-        if name not in _ADDITIONS | _SAME_VALUE | _FACTORS:
+        if name not in _LOOKED_THROUGH | _FACTORS:
             return False
         waiting += [child for child, _ in node.next_functions if child is not None]
     return False

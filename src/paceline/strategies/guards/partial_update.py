@@ -7,7 +7,7 @@ pass; a class outside of torch says of itself `elementwise = True` or `per_param
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from enum import IntEnum
 from typing import Any
 
@@ -87,6 +87,27 @@ class PartialUpdate:
                     "Use single, dp or ddp without --shard-optimizer, or leave the hook out (`max_grad_norm` takes the whole "
                     "norm); one that looks at no more than one number at a time says so: hook.elementwise = True."
                 )
+
+
+class PartialUpdates:
+    """Watches the optimizers of one worker, where there are several."""
+
+    def __init__(self, each: Sequence[PartialUpdate]) -> None:
+        self._each = each
+        self.watches = any(one.watches for one in each)
+
+    def check(self) -> None:
+        """Raise for a hook or a step that was put on one of them since it was prepared."""
+        for one in self._each:
+            one.check()
+
+
+def watch_updates(
+    optimizers: Sequence[Optimizer], scope: Scope, device: torch.device
+) -> PartialUpdate | PartialUpdates:
+    """Return what watches the optimizers of one worker."""
+    each = [PartialUpdate(one, scope, device) for one in optimizers]
+    return each[0] if len(each) == 1 else PartialUpdates(each)
 
 
 def check_step(optimizer: Optimizer, scope: Scope, device: torch.device) -> None:

@@ -46,7 +46,7 @@ _ITEMS = 256
 _FRAMES = 3
 _ATOMS = (int, float, complex, bool, str, bytes, type(None))
 _NUMBERS = (int, float)
-_ITERATORS: tuple[type, ...] = (
+ITERATORS: tuple[type, ...] = (
     type(iter(range(0))),
     type(iter(range(1 << 99))),
     type(iter([])),
@@ -54,7 +54,8 @@ _ITERATORS: tuple[type, ...] = (
 )
 """Iterators of which can be said, without taking an item, how far they have come."""
 _TABLES = frozenset(vars(nn.Module()))
-_CLOSED = (Dataset, DataLoader, Sampler, Optimizer)
+CLOSED = (Dataset, DataLoader, Sampler, Optimizer)
+"""What is not looked into: passes do not compute with it."""
 _OTHERS = frozenset({"torch", "numpy", "paceline", *sys.stdlib_module_names}) - {"__main__"}
 """Packages whose classes and functions hold nothing of the user's."""
 
@@ -70,10 +71,14 @@ class Reached:
     """Those of Python and numpy, lengths of lists of them, and how far iterators have come."""
     reads_steps: bool = False
     """Whether code among it reads `task.steps_done`."""
+    visited: list[Named] = field(default_factory=list)
+    """Everything that was looked at, where that was asked for."""
+    whole: bool = True
+    """Whether all was looked at, and not `LIMIT` objects of more."""
 
 
-def reached_from(model: nn.Module, others: Iterable[Named] = ()) -> Reached:
-    """Return what is reached from a model and from other objects, each given with its name."""
+def reached_from(model: nn.Module, others: Iterable[Named] = (), *, keeps: bool = False) -> Reached:
+    """Return what is reached from a model and from other objects, each given with its name; `keeps` everything on the way."""
     found = Reached()
     seen: dict[int, Any] = {id(one): one for one in (*model.parameters(), *model.buffers(), *_streams())}
     waiting: deque[tuple[str, Any, int]] = deque((name, one, 0) for name, one in [("", model), *others])
@@ -84,6 +89,8 @@ def reached_from(model: nn.Module, others: Iterable[Named] = ()) -> Reached:
             continue
         seen[id(one)] = one
         left -= 1
+        if keeps:
+            found.visited.append((name, one))
         if isinstance(one, Generator):
             found.generators[name] = one
         elif isinstance(one, Tensor):
@@ -91,11 +98,12 @@ def reached_from(model: nn.Module, others: Iterable[Named] = ()) -> Reached:
                 found.tensors[name] = one
         elif isinstance(one, np.ndarray):
             found.arrays[name] = one
-        elif isinstance(one, (*_ITERATORS, itertools.count)):
-            found.numbers.setdefault(name, _place(one))
+        elif isinstance(one, (*ITERATORS, itertools.count)):
+            found.numbers.setdefault(name, place_of(one))
         elif depth < _DEPTH:
             deeper = depth + (not isinstance(one, nn.Module))
             waiting.extend((key, held, deeper) for key, held in _noted(found, name, one))
+    found.whole = not waiting
     return found
 
 
@@ -120,7 +128,7 @@ def loop_objects(frame: types.FrameType | None) -> list[Named]:
     for _ in range(_FRAMES):
         while frame is not None and "-packages" in frame.f_code.co_filename:
             frame = frame.f_back  # a progress bar around the batches
-        if frame is None or not _is_users(frame.f_globals.get("__name__", "")):
+        if frame is None or not is_users(frame.f_globals.get("__name__", "")):
             break
         own = frame.f_locals
         named = [*own.items(), *_named_globals(frame.f_code, frame.f_globals)]
@@ -140,7 +148,7 @@ def _streams() -> list[Any]:
 
 def _held(name: str, one: Any) -> Iterator[Named]:
     """Yield what an object holds."""
-    if isinstance(one, _CLOSED):
+    if isinstance(one, CLOSED):
         return
     if isinstance(one, nn.Module):
         yield from _of_module(name, one)
@@ -160,25 +168,25 @@ def _held(name: str, one: Any) -> Iterator[Named]:
         yield name, one.fget if isinstance(one, property) else one.func
     elif isinstance(one, type):
         yield from _of_class(name, one)
-    elif isinstance(one, types.SimpleNamespace | Namespace) or _is_own(type(one)):
+    elif isinstance(one, types.SimpleNamespace | Namespace) or is_own(type(one)):
         yield from _of_object(name, one)
 
 
-def _place(one: Any) -> object:
+def place_of(one: Any) -> object:
     """Return how far an iterator has come."""
     return repr(one) if isinstance(one, itertools.count) else operator.length_hint(one)
 
 
 def _items(one: Mapping[Any, Any]) -> Iterable[Named]:
     """Return the items of a dict; those of another mapping, which may compute them, are not asked for."""
-    return one.items() if isinstance(one, dict | types.MappingProxyType) else _attributes(one).items()
+    return one.items() if isinstance(one, dict | types.MappingProxyType) else attributes_of(one).items()
 
 
 def _word(key: Any) -> str:
     return repr(key)[:40] if type(key) in (str, int) else type(key).__name__
 
 
-def _attributes(one: Any) -> dict[str, Any]:
+def attributes_of(one: Any) -> dict[str, Any]:
     """Return the attributes of an object, those in slots included."""
     held = dict(getattr(one, "__dict__", {}))
     for kind in type(one).__mro__:
@@ -206,7 +214,7 @@ def _name_of(hook: Any) -> str:
 
 
 def _of_object(name: str, one: Any) -> Iterator[Named]:
-    yield from ((f"{name}.{key}", value) for key, value in islice(_attributes(one).items(), _ITEMS))
+    yield from ((f"{name}.{key}", value) for key, value in islice(attributes_of(one).items(), _ITEMS))
     yield from _of_class(name, type(one))
 
 
@@ -214,7 +222,7 @@ def _of_class(name: str, kind: type) -> Iterator[Named]:
     """Yield what a class and its bases hold, methods included; under the name of the object whose class it is."""
     prefix = f"{name}." if name else ""
     for one in kind.__mro__:
-        if _is_own(one):
+        if is_own(one):
             yield from (
                 (prefix + key, value)
                 for key, value in list(vars(one).items())
@@ -223,7 +231,7 @@ def _of_class(name: str, kind: type) -> Iterator[Named]:
 
 
 def _of_function(name: str, function: types.FunctionType) -> Iterator[Named]:
-    if not _is_users(function.__module__ or ""):
+    if not is_users(function.__module__ or ""):
         return
     for variable, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
         try:
@@ -242,7 +250,7 @@ def _named_globals(code: types.CodeType, held: dict[str, Any]) -> list[Named]:
     for name in code.co_names:
         value = held.get(name)
         if isinstance(value, types.ModuleType):
-            if _is_users(value.__name__):
+            if is_users(value.__name__):
                 found += [(f"{name}.{key}", vars(value)[key]) for key in code.co_names if key in vars(value)]
         elif value is not None:
             found.append((name, value))
@@ -252,13 +260,23 @@ def _named_globals(code: types.CodeType, held: dict[str, Any]) -> list[Named]:
     return found
 
 
-def _is_own(kind: type) -> bool:
+def users_code(function: types.FunctionType) -> list[str]:
+    """Return the names of the globals that a function of the user's reads; none of another's."""
+    return _names_in(function.__code__) if is_users(function.__module__ or "") else []
+
+
+def _names_in(code: types.CodeType) -> list[str]:
+    inner = (constant for constant in code.co_consts if isinstance(constant, types.CodeType))
+    return [*code.co_names, *(name for one in inner for name in _names_in(one))]
+
+
+def is_own(kind: type) -> bool:
     """Return whether a class is the user's."""
-    return _is_users(kind.__module__)
+    return is_users(kind.__module__)
 
 
 @functools.cache
-def _is_users(module: str) -> bool:
-    """Return whether a module is neither Python's nor installed."""
+def is_users(module: str) -> bool:
+    """Return whether the module of this name is neither Python's nor installed."""
     root = module.partition(".")[0]
     return root not in _OTHERS and "-packages" not in (getattr(sys.modules.get(root), "__file__", None) or "")

@@ -92,6 +92,8 @@ class KeptState(ShardedTensors):
 class KeptPlacement(Placement):
     """The part of the state that a trainer or a server keeps."""
 
+    slots_with_weights = False
+
     kept: KeptState
 
     def local_state(self) -> LocalState:

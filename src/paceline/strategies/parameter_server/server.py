@@ -40,6 +40,8 @@ from paceline.world.status_page import Phase
 class ServerPlacement(Placement):
     """This server's part of the state, and the way to the trainers."""
 
+    slots_with_weights = False
+
     computes = False
 
     def __init__(self, inputs: StrategyInputs, world: World) -> None:

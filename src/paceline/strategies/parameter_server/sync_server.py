@@ -7,9 +7,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from paceline.compat import foreach
 from paceline.data import owned_shards
-from paceline.reduce.norms import total_norm
+from paceline.reduce.norms import placed_norms, total_norm
 from paceline.reduce.tree import TreeSum, cover
 from paceline.strategies.base import StrategyInputs
 from paceline.strategies.buffers.buffers import Buffers
@@ -24,6 +23,7 @@ class SyncReducer(Reducer):
     """The sums of what all trainers bring for a step."""
 
     shows_sums = False
+    narrows = False
 
     def __init__(self, inputs: StrategyInputs, world: World, placement: ServerPlacement) -> None:
         super().__init__(placement.peers)
@@ -66,19 +66,12 @@ class SyncReducer(Reducer):
     def norm(self, held: Sequence[Tensor | None], *, wanted: bool) -> Tensor | None:  # noqa: ARG002
         """Wait until every server has every gradient, and return the norm over all of them in the model's order."""
         step, placement = self.step, self._placement
-        # In a type that holds every norm as it is.
-        count = len(placement.every) if wanted else 1
-        norms = torch.zeros(2, count, dtype=torch.float64, device=placement.world.device)
-        if wanted:
-            mine = {
-                place: one.grad
-                for place, one in zip(placement.places, step.parameters, strict=True)
-                if one.grad is not None
-            }
-            # As in one process: fresh copies all lie alike in a GPU's memory.
-            placed = [one.clone() if one.is_cuda else one for one in mine.values()]
-            for place, norm in zip(mine, foreach.norm(placed) if placed else (), strict=True):
-                norms[0, place], norms[1, place] = norm, 1.0
+        mine = {
+            place: one.grad
+            for place, one in zip(placement.places, step.parameters, strict=True)
+            if wanted and one.grad is not None
+        }
+        norms = placed_norms(mine, len(placement.every) if wanted else 1, placement.world.device)
         every = self.world.comm.all_gather(norms) if self.world.size > 1 else [norms]
         if not wanted:
             return None

@@ -25,6 +25,7 @@ from paceline.strategies.guards.partial_update import Scope
 from paceline.strategies.guards.schedules import step_schedule
 from paceline.strategies.guards.trained import check_equal
 from paceline.strategies.guards.writes import Writes
+from paceline.strategies.in_turns.optimizers import stepping
 from paceline.strategies.parameter_server import push_queue
 from paceline.strategies.parameter_server.dealing import Dealing, named_tensors
 from paceline.strategies.parameter_server.packing import HostPacking
@@ -42,6 +43,8 @@ from paceline.world.fault_points import REDUCTION, hit
 
 class ServedPlacement(Placement):
     """A model whose weights come from the servers before each step; this worker owns no part of the state."""
+
+    slots_with_weights = False
 
     def __init__(self, inputs: StrategyInputs, world: World) -> None:
         self.model = inputs.model.to(world.device)
@@ -129,6 +132,7 @@ class ServedReducer(Reducer):
 
     watches = True
     shows_sums = False
+    narrows = False
 
 
 class ServedUpdate:
@@ -180,6 +184,14 @@ class ServedUpdate:
     def _sums(self, replica: Replica) -> list[push_queue.Content]:
         """Return for each server the sums of this trainer's subtrees, from left to right."""
         step, placement = replica.step_state, self._placement
+        if replica.turns is not None and step.tree.nodes:
+            held, stride = [one for _, one in step.tree.nodes], len(step.tracked)
+            reached = [
+                one
+                for place, one in enumerate(step.parameters)
+                if any(found is not None for node in held for found in node[place::stride])
+            ]
+            replica.turns.check_reached(step.work.number, reached)
         nodes = [held for held, _ in Combination(step.tree, None, placement.owned, step.shards).nodes]
         if not self._packings:
             times = len(step.auxiliary.names) + 1
@@ -267,8 +279,9 @@ def _pass_over(replica: Replica) -> None:
     """
     for parameter in replica.step_state.tracked:
         parameter.grad = None
-    _look_on(replica.optimizer)
-    optim.mark_stepped(replica.optimizer)  # torch's schedules warn where no step was taken before theirs
+    for one in dict.fromkeys((replica.optimizer, *stepping(replica.optimizer))):
+        _look_on(one)
+        optim.mark_stepped(one)  # torch's schedules warn where no step was taken before theirs
 
 
 @Optimizer.profile_hook_step

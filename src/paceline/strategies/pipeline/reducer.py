@@ -11,9 +11,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from paceline.compat import foreach
 from paceline.errors import InputError
-from paceline.reduce.norms import total_norm
+from paceline.reduce.norms import placed_norms, total_norm
 from paceline.reduce.post_backward import PostBackwardReduce
 from paceline.reduce.tree import Gradients
 from paceline.strategies.auxiliary import check_terms
@@ -28,6 +27,7 @@ from paceline.strategies.reducer import Reducer, agree_on_terms
 from paceline.strategies.step_state import StepState
 from paceline.task import Loss
 from paceline.world import World
+from paceline.world.fault_points import REDUCTION, hit
 
 
 class StageReducer(Reducer):
@@ -125,6 +125,7 @@ class StageReducer(Reducer):
         total = self._post_backward.sum(step.tree, like * (1 + len(self.terms)))
         nothing = torch.zeros_like(like[-1])
         mine = torch.stack([nothing if one is None else one for one in total[stride - 1 :: stride]])
+        hit(REDUCTION)  # of one pipeline nothing else is reduced
         total[stride - 1 :: stride] = self._placement.pipe.comm.broadcast(mine, self._placement.last).unbind(
             0
         )
@@ -135,16 +136,12 @@ class StageReducer(Reducer):
         if not wanted:
             return None
         trained, pipe = self._placement.trained, self._placement.pipe
-        # In 64 bits no norm is rounded, whatever the type of its parameter.
-        norms = torch.zeros(2, len(trained), dtype=torch.float64, device=pipe.device)
-        for place, parameter in zip(self._places, self.step.parameters, strict=True):
-            if parameter.grad is not None:
-                # CUDA's norm adds in an order that depends on where a tensor lies in memory; fresh copies all lie alike.
-                lying = parameter.grad.clone() if parameter.grad.is_cuda else parameter.grad
-                (norms[0, place],) = foreach.norm([lying])  # what clip_grad_norm_ takes
-                norms[1, place] = 1.0
-        # Each place has one worker that is not zero there, so nothing is rounded.
-        values, there = pipe.comm.all_reduce(norms)
+        mine = {
+            place: one.grad
+            for place, one in zip(self._places, self.step.parameters, strict=True)
+            if one.grad is not None
+        }
+        values, there = pipe.comm.all_reduce(placed_norms(mine, len(trained), pipe.device))
         types = [dtype for dtype, found in zip(trained.values(), there.tolist(), strict=True) if found]
         return total_norm(values[there > 0], types)
 

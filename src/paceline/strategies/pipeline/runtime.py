@@ -15,6 +15,7 @@ from paceline.strategies.pipeline.p2p import Links, StageMessage
 from paceline.strategies.pipeline.placement import StagePlacement
 from paceline.strategies.pipeline.reducer import StageReducer
 from paceline.strategies.pipeline.stage import Micro
+from paceline.world import spans
 from paceline.world.fault_points import FORWARD, hit
 
 Returned = list[list[Tensor | None]]
@@ -57,15 +58,19 @@ class PipelineRuntime:
             stage, micro = self._stages[action.stage], self._micros[action.micro]
             if action.kind is Kind.FORWARD:
                 stage.open_shard(micro)
-                value = self._forward(action, loss)
-                stage.close_shard(micro)
+                with spans.span(spans.FORWARD):
+                    value = self._forward(action, loss)
+                    stage.close_shard(micro)
                 if stage.last:
                     reducer.add_loss(micro, value)
             elif action.kind is Kind.BACKWARD_WEIGHT:
                 if (action.stage, action.micro) not in self._complete:
-                    reducer.add_gradients(micro, stage, [stage.backward_weight(action.micro)])
+                    with spans.span(spans.BACKWARD):
+                        made = [stage.backward_weight(action.micro)]
+                    reducer.add_gradients(micro, stage, made)
             elif action.kind in (Kind.BACKWARD, Kind.BACKWARD_INPUT):
-                self._backward(action, reducer)
+                with spans.span(spans.BACKWARD):
+                    self._backward(action, reducer)
             else:
                 self._carry(action)
         self._links.flush()
@@ -113,7 +118,8 @@ class PipelineRuntime:
             self._links.send((action.stage - 1) % workers, (terms, there), tensors)
         else:
             side = -1 if action.kind is Kind.RECEIVE_INPUT else 1
-            self._messages[key] = self._links.receive((action.stage + side) % workers)
+            with spans.span(spans.WAITING):
+                self._messages[key] = self._links.receive((action.stage + side) % workers)
 
     def _returned(self, key: tuple[int, int]) -> tuple[Returned, list[str]]:
         """Return the gradients that came back, and the terms they belong to."""

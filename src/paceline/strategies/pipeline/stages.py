@@ -76,7 +76,7 @@ def chain_of(
     except Exception as error:
         raise InputError(
             f"pp cannot follow the forward pass of {type(model).__name__} without computing it ({_short(error)}). "
-            "Write the model as an nn.Sequential."
+            "Write the model as an nn.Sequential, or use fsdp, which shards any model."
         ) from error
     owners = _owners(model, lambda name: used.get(name, set()), lambda name: _unit_of(name, names))
     return Chain(False, names, _costs(model, operations, owners), owners)

@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_module
-from torch.distributed.tensor.parallel import ParallelStyle
+from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_module, distribute_tensor
+from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, RowwiseParallel
 from torch.nn import functional as F
 
 from paceline.compat.modules import children_of
@@ -23,6 +23,43 @@ class SequenceNorm(ParallelStyle):
 
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
         return distribute_module(module, device_mesh, _replicate, _cut_sequence)
+
+
+class TransposedColumns(ColwiseParallel):
+    """Outputs split among workers, of a layer that holds its weight as (inputs, outputs)."""
+
+    def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
+        _distribute(module, device_mesh, {"weight": Shard(1), "bias": Shard(0)})
+        return distribute_module(module, device_mesh, None, _whole_input, self._parts)
+
+    def _parts(self, _: nn.Module, outputs: DTensor, __: DeviceMesh) -> Any:
+        return outputs.redistribute(placements=self.output_layouts).to_local()
+
+
+class TransposedRows(RowwiseParallel):
+    """Inputs split among workers, of a layer that holds its weight as (inputs, outputs)."""
+
+    def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
+        _distribute(module, device_mesh, {"weight": Shard(0), "bias": Replicate()})
+        return distribute_module(module, device_mesh, None, _split_input, _sum)
+
+
+def _distribute(module: nn.Module, mesh: DeviceMesh, layouts: dict[str, Any]) -> None:
+    for name, parameter in list(module.named_parameters(recurse=False)):
+        split = distribute_tensor(parameter, mesh, [layouts[name]], src_data_rank=None)
+        module.register_parameter(name, nn.Parameter(split, requires_grad=parameter.requires_grad))
+
+
+def _whole_input(_: nn.Module, inputs: tuple[Any, ...], mesh: DeviceMesh) -> Any:
+    return DTensor.from_local(inputs[0], mesh, [Replicate()], run_check=False)
+
+
+def _split_input(_: nn.Module, inputs: tuple[Any, ...], mesh: DeviceMesh) -> Any:
+    return DTensor.from_local(inputs[0], mesh, [Shard(-1)], run_check=False)
+
+
+def _sum(_: nn.Module, outputs: DTensor, __: DeviceMesh) -> Any:
+    return outputs.redistribute(placements=[Replicate()]).to_local()
 
 
 def _replicate(_: str, module: nn.Module, mesh: DeviceMesh) -> None:

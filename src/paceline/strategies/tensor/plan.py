@@ -16,14 +16,16 @@ from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, RowwiseParallel
 
 from paceline.errors import InputError, UnknownNameError
-from paceline.strategies.tensor.layers import SequenceNorm
+from paceline.strategies.tensor.layers import SequenceNorm, TransposedColumns, TransposedRows
 from paceline.strategies.tensor.proposal import (
     fitting,
     has_own_weight,
     head_counts,
+    is_transposed,
     join,
     linear_layers,
     propose,
+    sides,
     tied_layers,
 )
 
@@ -83,7 +85,9 @@ def make_plan(
     _check(model, {name: word for name, word in words.items() if isinstance(word, str)}, size)
     plan = Plan(proposed=said is None, scores=scores)
     for name, word in words.items():
-        plan.styles[name] = word if isinstance(word, ParallelStyle) else _style(word)
+        plan.styles[name] = (
+            word if isinstance(word, ParallelStyle) else _style(model.get_submodule(name), word)
+        )
     if scores is not None:
         plan.styles[scores] = ColwiseParallel(output_layouts=Shard(-1), use_local_output=False)
     if sequence:
@@ -95,7 +99,9 @@ def make_plan(
     return plan
 
 
-def _style(word: str) -> ParallelStyle:
+def _style(layer: nn.Module, word: str) -> ParallelStyle:
+    if is_transposed(layer):
+        return TransposedColumns() if word == "columns" else TransposedRows()
     match word:
         case "columns":
             return ColwiseParallel()
@@ -135,7 +141,7 @@ def _check(model: nn.Module, words: Mapping[str, str], size: int) -> None:
     tied = tied_layers(model)
     for name, word in words.items():
         layer = model.get_submodule(name)
-        if not isinstance(layer, nn.Linear | nn.Embedding):
+        if not (isinstance(layer, nn.Linear | nn.Embedding) or is_transposed(layer)):
             raise InputError(
                 f"tensor_plan() splits {name} by {word}, but it is a {type(layer).__name__}: only Linear and Embedding are "
                 "split by a word. Name the Linear layers inside it, or give a ParallelStyle."
@@ -185,9 +191,9 @@ def check_divided(model: nn.Module, size: int) -> None:
                     )
 
 
-def _length(layer: nn.Linear | nn.Embedding, word: str) -> int:
-    if isinstance(layer, nn.Linear):
-        return layer.out_features if word.startswith("columns") else layer.in_features
+def _length(layer: nn.Module, word: str) -> int:
+    if not isinstance(layer, nn.Embedding):
+        return sides(layer)[word.startswith("columns")]
     return layer.embedding_dim if word.startswith("columns") else layer.num_embeddings
 
 

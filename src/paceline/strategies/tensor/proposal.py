@@ -1,4 +1,4 @@
-"""Proposes which layers are split: pairs of Linear layers, the first by columns, the second by rows.
+"""Proposes which layers are split: pairs of Linear layers (or of transformers' Conv1D), the first by columns, the second by rows.
 
 An MLP's, attention's with separate query, key and value, neighbours in an `nn.Sequential`; without any pair, single
 layers whose results are gathered at once.
@@ -33,13 +33,16 @@ KEY_HEADS = ("kv_heads", "n_kv_heads", "num_kv_heads", "num_key_value_heads")
 def propose(model: nn.Module, size: int, scores: str | None) -> dict[str, str]:
     """Return layers and the words for how each is split; `scores` is spoken for."""
     left_alone = {*tied_layers(model), *([] if scores is None else [scores])}
-    lent = _lent(model)
+    lent, by_heads = _lent(model), _by_heads(model)
     found: dict[str, str] = {}
     for name, module in model.named_modules():
         children = {
             child: layer
             for child, layer in module.named_children()
-            if is_plain(layer) and join(name, child) not in left_alone and layer not in lent
+            if (is_plain(layer) or is_transposed(layer))
+            and join(name, child) not in left_alone
+            and layer not in lent
+            and not (type(module) in by_heads and child in QUERY | KEY | VALUE | OUT)
         }
         find = _neighbours if isinstance(module, nn.Sequential) else _pairs
         for columns, rows in find(module, children, size):
@@ -53,24 +56,24 @@ def propose(model: nn.Module, size: int, scores: str | None) -> dict[str, str]:
         elif layer.out_features % size == 0:
             found[name] = "columns, gathered"
     if not found:
-        sides = [side for layer in linear.values() for side in (layer.in_features, layer.out_features)]
+        lengths = [side for layer in linear.values() for side in sides(layer)]
         seen = ", ".join(
             f"{name} {layer.in_features}x{layer.out_features}" for name, layer in [*linear.items()][:5]
         )
         raise InputError(
             f"tp={size} finds no layer to split: it looked for Linear layers of this model with a side that {size} divides, "
-            f"and found {seen or 'no Linear layer'}. Use {fitting(*sides)}, or say what to split in the task's tensor_plan()."
+            f"and found {seen or 'no Linear layer'}. Use {fitting(*lengths)}, or say what to split in the task's tensor_plan()."
         )
     return found
 
 
 def _neighbours(
-    module: nn.Module, linear: Mapping[str, nn.Linear], size: int
+    module: nn.Module, linear: Mapping[str, nn.Module], size: int
 ) -> Iterator[tuple[list[str], str]]:
     """Find pairs in a Sequential: nothing between the two but what works on each value alone."""
     before: str | None = None
     for name, layer in module.named_children():
-        if name in linear and before is not None and linear[name].in_features % size == 0:
+        if name in linear and before is not None and sides(linear[name])[0] % size == 0:
             yield [before], name
             before = None
         elif name in linear:
@@ -79,25 +82,18 @@ def _neighbours(
             before = None
 
 
-def _pairs(module: nn.Module, linear: Mapping[str, nn.Linear], size: int) -> Iterator[tuple[list[str], str]]:
+def _pairs(module: nn.Module, linear: Mapping[str, nn.Module], size: int) -> Iterator[tuple[list[str], str]]:
     """Find attention's four layers by their names, and an MLP by its wider hidden features, which no other layer has."""
     attention = [next((name for name in linear if name in known), None) for known in (QUERY, KEY, VALUE, OUT)]
     query, key, value, out = attention
-    if (
-        query
-        and key
-        and value
-        and out
-        and _divides_heads(module, size)
-        and linear[out].in_features % size == 0
-    ):
+    if query and key and value and out and _divides_heads(module, size) and sides(linear[out])[0] % size == 0:
         yield [query, key, value], out
+    if not (query or key or value):
+        attention = []  # an MLP's second layer may be called like attention's last
     others = {name: layer for name, layer in linear.items() if name not in attention}
     for name, down in others.items():
-        hidden, width = down.in_features, down.out_features
-        ups = [
-            up for up, layer in others.items() if (layer.in_features, layer.out_features) == (width, hidden)
-        ]
+        hidden, width = sides(down)
+        ups = [up for up, layer in others.items() if sides(layer) == (width, hidden)]
         rivals = [
             layer
             for other, layer in module.named_children()
@@ -111,6 +107,19 @@ def _lent(model: nn.Module) -> set[nn.Module]:
     """Return the modules that two others hold: what is a pair with one of them need not be with the other."""
     held = [child for module in model.modules() for child in module.children()]
     return {child for child, parents in Counter(held).items() if parents > 1}
+
+
+def _by_heads(model: nn.Module) -> set[type[nn.Module]]:
+    """Return the kinds of attention of which one holds something for each head: it adds that in all of them, or hands it on."""
+    found: set[type[nn.Module]] = set()
+    for module in model.modules():
+        heads = {count for name in HEADS if isinstance(count := getattr(module, name, None), int)}
+        for name, child in module.named_children():
+            if name not in QUERY | KEY | VALUE | OUT and any(
+                one.dim() > 1 and heads & set(one.shape) for one in child.parameters()
+            ):
+                found.add(type(module))
+    return found
 
 
 def _divides_heads(module: nn.Module, size: int) -> bool:
@@ -157,6 +166,20 @@ def is_plain(layer: nn.Module) -> TypeGuard[nn.Linear]:
     """Return whether a layer is a Linear with a weight of its own, not one that is computed from others."""
     # Exactly this type: torch's own attention has subclasses of it whose forward is never called.
     return type(layer) is nn.Linear and has_own_weight(layer)
+
+
+def is_transposed(layer: nn.Module) -> bool:
+    """Return whether a layer is a Conv1D of transformers': a Linear that holds its weight as (inputs, outputs)."""
+    kind = type(layer)
+    return kind.__name__ == "Conv1D" and kind.__module__.startswith("transformers.") and has_own_weight(layer)
+
+
+def sides(layer: nn.Module) -> tuple[int, int]:
+    """Return the inputs and the outputs of a Linear, or of a transposed one."""
+    if isinstance(layer, nn.Linear):
+        return layer.in_features, layer.out_features
+    inputs, outputs = layer.get_parameter("weight").shape
+    return inputs, outputs
 
 
 def has_own_weight(layer: nn.Module) -> bool:

@@ -16,9 +16,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from paceline.checkpoint.tensors import plain
 from paceline.data import StepData
-from paceline.data.contents import compare
-from paceline.errors import InputError
+from paceline.data.contents import ORDER, PARTS, compare
+from paceline.errors import CheckpointError, InputError
 from paceline.recovery.position import Position
 
 KEY = "stream"
@@ -32,6 +33,7 @@ NOT_COMPARED = (
     "sees whether it gives the same items on all workers, and when an epoch is read again; it must. A number or a name beside "
     "each item is enough."
 )
+_PURE = "Go on with the data and the order that the run began with: an order is a function of (seed, epoch) alone."
 _KEPT = 4
 """Epochs: a run may go back to an earlier one."""
 
@@ -41,7 +43,9 @@ class EpochStarts:
 
     def __init__(self) -> None:
         self._contents: dict[tuple[int, int], str] = {}
-        self._said = False
+        self._states: dict[tuple[int, int, int], Any] = {}
+        """Of the stream behind the last steps."""
+        self._said = self._said_of_states = self._unsaveable = False
         self._first: str | None = None
         """What the run's first epoch began with."""
         self._call = 0
@@ -53,6 +57,28 @@ class EpochStarts:
         self._resumed = False
         """Whether the next epoch is the first of a resumed run."""
 
+    def note_state(self, position: Position, data: StepData) -> str | None:
+        """Keep the state of a stream behind the step that begins at `position`; return what is to be said, once."""
+        note = data.note
+        if data.state is not None and not self._unsaveable:
+            try:
+                state = plain(data.state, "the state of the stream")
+            except CheckpointError as error:
+                self._unsaveable, note = (
+                    True,
+                    f"{error} A resumed run reads the epoch again from its beginning.",
+                )
+            else:
+                self._states[*_epoch_of(position), data.step + 1] = state
+        while len(self._states) > _KEPT:
+            del self._states[next(iter(self._states))]
+        said, self._said_of_states = self._said_of_states, self._said_of_states or note is not None
+        return None if said else note
+
+    def state_at(self, position: Position) -> Any:
+        """Return the state of the stream where a run stands; None where it is not known."""
+        return self._states.get((*_epoch_of(position), position.step))
+
     def at(self, position: Position) -> dict[str, Any] | None:
         """Return what a run that continues from here must know of its epochs; None if nothing is known."""
         key = _epoch_of(position)
@@ -61,7 +87,9 @@ class EpochStarts:
             return None
         over = [one for one in self._contents if one < key]
         last = began or (self._contents[max(over)] if over else self._loaded_last)
+        state = self.state_at(position)
         return {
+            **({} if state is None else {"state": state}),
             "began": began or "",
             "last": last,
             "first": self._first,
@@ -75,12 +103,16 @@ class EpochStarts:
             return
         self._first, self._loaded_last = kept["first"], kept["last"]
         self._call, self._call_first = kept["call"], kept["call's first"]
+        if kept.get("state") is not None:
+            self._states[*_epoch_of(position), position.step] = kept["state"]
         if kept["began"]:
             self._contents[_epoch_of(position)] = kept["began"]
         self._resumed = True
 
     def adopt(self, position: Position, theirs: Position, kept: dict[str, Any] | None) -> None:
         """Load what the others of a group know, where they stand or, where all go back, of another epoch."""
+        if kept is not None and position != theirs:
+            kept = {**kept, "state": None}
         if kept is not None and _epoch_of(position) != _epoch_of(theirs):
             kept = {**kept, "began": "", "last": ""}
         self.load(position, kept)
@@ -133,6 +165,11 @@ class EpochStarts:
             said, self._said = self._said, True
             return None if said else NOT_COMPARED
         found = compare(mine, self._contents.setdefault(_epoch_of(position), mine))
+        if found is not None and found.place in (ORDER, PARTS):
+            raise InputError(
+                f"{found.place} of the training data in epoch {position.epoch}: {found.here}; when that epoch was read before: "
+                f"{found.there}. Samples would be repeated and others lost. {_PURE}"
+            )
         if found is not None:
             raise InputError(
                 f"the training stream gives other items in epoch {position.epoch} than when that epoch was read before "

@@ -100,6 +100,7 @@ class HiddenState:
             self.show_loss(value)
             return value
 
+        vars(shown)["watched_loss"] = loss  # for whoever asks whether it is the loss of the steps before
         return shown
 
     def show_batch(self, batch: Any) -> None:

@@ -11,12 +11,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
+from typing import Any
 from weakref import WeakKeyDictionary
 
 from torch.distributed import DistError
 
 from paceline.data import ShardedLoader, StepData
-from paceline.data.contents import compare
+from paceline.data.contents import ORDER, PARTS, compare
 from paceline.errors import InputError
 from paceline.world import World
 from paceline.world.base import Comm
@@ -39,16 +40,27 @@ class _Readings:
     left: list[tuple[int, str]] = field(default_factory=list)
 
 
+_PURE = (
+    "Every worker must find the same: no set that is gone through, no clock, no get_rank() in an order; it is a function of "
+    "(seed, epoch). Names of files are best sorted."
+)
+
+
 _groups: WeakKeyDictionary[Comm, _Readings] = WeakKeyDictionary()
 
 
 def read_alike(
-    loader: ShardedLoader, world: World, which: str, epoch: int, start_step: int = 0
+    loader: ShardedLoader, world: World, which: str, epoch: int, start_step: int = 0, state: Any = None
 ) -> Iterator[StepData]:
-    """Yield the steps of an epoch from `start_step` on; raise where this worker reads another stream than the others."""
+    """Yield the steps of an epoch from `start_step` on; raise where this worker reads another stream than the others.
+
+    A training stream with states gives them with its steps, and goes on from the `state` of `start_step` where it is known.
+    """
+    times = loader.repeats if which == TRAINING else 1  # one of the loop's own is evaluated batch by batch
+    options = {"times": times, "beginning": start_step > 0, "states": which == TRAINING, "state": state}
     if loader.order is not None or world.size == 1 or (loader.readings + 1).bit_count() > 1:
-        return loader.epoch(epoch, start_step, beginning=start_step > 0)
-    return _Comparison(loader, world, which, epoch).read(start_step)
+        return loader.epoch(epoch, start_step, **options)
+    return _Comparison(loader, world, which, epoch).read(start_step, options)
 
 
 class _Comparison:
@@ -58,16 +70,21 @@ class _Comparison:
         self._loader, self._world, self._which, self._epoch = loader, world, which, epoch
         self._group = _groups.setdefault(world.comm, _Readings())
 
-    def read(self, start_step: int) -> Iterator[StepData]:
+    def read(self, start_step: int, options: dict[str, Any]) -> Iterator[StepData]:
         """Yield the steps of an epoch from `start_step` on, and compare."""
         self._begin()
         whole = self._loader.batch_size
-        items, ended = start_step * whole, False
-        for data in self._loader.epoch(self._epoch, start_step, contents=True, beginning=start_step > 0):
+        times: int = options["times"]
+        items, ended = start_step // times * whole, False
+        for data in self._loader.epoch(self._epoch, start_step, contents=True, **options):
             if data.contents is not None:
-                self._compare_items(data.step, data.contents)
-            items, ended = data.step * whole + data.size, data.size < whole
-            if ended:
+                self._compare_items(data.step // times, data.contents)
+            if self._loader.uneven:
+                ended = True  # an order is compared as a whole
+                yield data
+                continue
+            items, ended = data.step // times * whole + data.size, data.size < whole
+            if ended and data.step % times == times - 1:
                 self._compare_ends(items)
             yield data
         if not ended:
@@ -85,6 +102,11 @@ class _Comparison:
         found = None if rank == self._world.rank else compare(mine, theirs)
         if found is None:
             return
+        if found.place in (ORDER, PARTS):
+            raise InputError(
+                f"{found.place} of the {self._which} data in epoch {self._epoch}: {found.here} on rank {self._world.rank}; "
+                f"{found.there} on rank {rank}. {_PURE}"
+            )
         values = f": {found.here} and {found.there}" if found.here != found.there else ""
         raise InputError(
             f"the {self._which} stream gives other items on rank {self._world.rank} than on rank {rank}, from item "

@@ -218,7 +218,9 @@ class Attempt:
             return False
         model, slots = self._in_hand
         put_back = {id(one) for one in replica.buffers_put_back()}
-        return slots != body.slot_marks() or model.buffers_differ(body.model_marks(), but=put_back)
+        # A step with a closure that broke off has put the slots back itself, as other tensors.
+        wrote_slots = replica.closure is None and slots != body.slot_marks()
+        return wrote_slots or model.buffers_differ(body.model_marks(), but=put_back)
 
     def leave_group(self) -> None:
         """See what the body has written by now; what giving the step up writes is not the body's."""

@@ -10,13 +10,13 @@ from __future__ import annotations
 import contextlib
 from typing import Any, TypeAlias
 
-import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from paceline.compat import pytree
 from paceline.compat.modules import HOOK_TABLES, children_of
-from paceline.strategies.precision import Precision
+from paceline.strategies.in_turns.models import called
+from paceline.strategies.in_turns.optimizers import Optimizers
+from paceline.strategies.precision import Precision, widened
 from paceline.strategies.replica import Replica
 
 Contents: TypeAlias = dict[str, dict[str, set[int]]]
@@ -53,17 +53,22 @@ class Handle:
             replica.model = self.model
             self._known = self._switch(known)
         if replica.optimizer is not self.optimizer:
+            if isinstance(self.optimizer, Optimizers) and isinstance(replica.optimizer, Optimizers):
+                for name, one in self.optimizer.optimizers.items():  # which the loop holds by themselves
+                    _become(one, replica.optimizer[name])
+                    replica.optimizer.optimizers[name] = one
             _become(self.optimizer, replica.optimizer)
             replica.optimizer = self.optimizer
 
     def _switch(self, known: Contents) -> Contents:
         """Make the model compute in the run's precision; return its known contents with the hooks that this adds."""
         if self._precision.name != "fp32":
-            before = _content(self.model)
-            _autocast_forward(self.model, self._precision)
-            for key, hooks in _content(self.model).items():
-                if key not in before or hooks:
-                    known[""].setdefault(key, set()).update(hooks - before.get(key, set()))
+            for name, module in called(self.model).items():
+                before = _content(module)
+                _autocast_forward(module, self._precision)
+                for key, hooks in _content(module).items():
+                    if key not in before or hooks:
+                        known[name].setdefault(key, set()).update(hooks - before.get(key, set()))
         return known
 
 
@@ -106,11 +111,7 @@ def _autocast_forward(model: nn.Module, precision: Precision) -> None:
 
     def leave(_: nn.Module, __: Any, output: Any) -> Any:
         open_contexts.pop().__exit__(None, None, None)
-        return pytree.tree_map_only(torch.Tensor, _widen, output)
+        return widened(output)
 
     model.register_forward_pre_hook(enter)
     model.register_forward_hook(leave, always_call=True)
-
-
-def _widen(value: torch.Tensor) -> torch.Tensor:
-    return value.float() if value.dtype in (torch.float16, torch.bfloat16) else value

@@ -7,6 +7,7 @@ from paceline.training.state import RunState
 from paceline.training.user_loop.attempt import Attempt, Body
 from paceline.training.user_loop.loop_guard import LoopGuard
 from paceline.training.user_loop.loop_state import LoopState
+from paceline.training.user_loop.schedules import LoopSchedule
 
 
 class Loop:
@@ -19,6 +20,8 @@ class Loop:
         self.hidden = HiddenState()
         self.registered = LoopState()
         """What the loop has registered beside model, optimizer and schedule."""
+        self.schedule: LoopSchedule | None = None
+        """The schedule that the loop steps itself, where `run.prepare` knows of it."""
         self.body = Body(state, self.registered)
         """What the body of the user's loop does to the state."""
 

@@ -5,23 +5,27 @@
 
 from __future__ import annotations
 
+import functools
 import threading
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+import types
+from collections.abc import Callable, Sequence
 from operator import attrgetter, is_
-from typing import Any
+from typing import Any, Self
 from weakref import WeakSet
 
 from torch import Tensor
 from torch.optim import Optimizer
 
-from paceline.compat.optim import step_pre_hooks
+from paceline.compat.optim import mark_stepped, step_pre_hooks
 from paceline.compat.tensors import write_count
 from paceline.errors import InputError
+from paceline.strategies.fused_update import only_guards
+from paceline.strategies.in_turns.optimizers import Optimizers, each_of
 from paceline.strategies.replica import Replica
 from paceline.training.user_loop.stand_in import StandIn, refuse_use
 
 _GRADIENT = attrgetter("grad")
+_MARK = "stands_for_apply"
 
 
 class LoopGuard:
@@ -32,6 +36,10 @@ class LoopGuard:
         self._seed_update = seed_update
         self._watched: WeakSet[Optimizer] = WeakSet()
         self._thread = threading.get_ident()
+        self.apply: Callable[[], object] | None = None
+        """What `optimizer.step()` in the loop stands for: `apply` of the step that the loop is in."""
+        self.turn: str | None = None
+        """Which of several optimizers that step is for."""
         self._updating = False
         self._in_step = False
         self._replica: Replica | None = None
@@ -50,7 +58,10 @@ class LoopGuard:
         self._replica, self._scheduler = replica, replica.scheduler
         self._stand_ins = {}
         self._ticks = self._count_ticks()
-        optimizer = replica.optimizer
+        for optimizer in dict.fromkeys((replica.optimizer, *each_of(replica.optimizer))):
+            self._watch(optimizer)
+
+    def _watch(self, optimizer: Optimizer) -> None:
         # Where the state was sharded, the loop's optimizer has other contents in another group, without this guard.
         if optimizer not in self._watched or "zero_grad" not in vars(optimizer):
             self._watched.add(optimizer)
@@ -60,20 +71,26 @@ class LoopGuard:
             optimizer.register_step_pre_hook(self._before_step)
             hooks.update(users)
             self._guard_zero_grad(optimizer)
+        if not hasattr(optimizer.step, _MARK):
+            self._lead_step(optimizer)
 
-    @contextmanager
-    def updating(self) -> Iterator[None]:
-        """Permit optimizer and scheduler steps that paceline itself makes, in a step or before a checkpoint."""
+    def updating(self) -> Self:
+        """Return a context that permits the updates which paceline itself makes, in a step or before a checkpoint."""
+        return self  # a generator of its own takes several times as long, in every step
+
+    def __enter__(self) -> None:
+        """Permit optimizer and scheduler steps."""
         if self._scheduler is not None:
             self._check_schedule()
         self._updating = True
-        try:
-            yield
+
+    def __exit__(self, kind: object, *_: object) -> None:
+        """Permit them no longer."""
+        self._updating = False
+        if kind is None:
             self._in_step = False  # the gradients of a step have served
-        finally:
-            self._updating = False
-            if self._scheduler is not None:
-                self._ticks = self._count_ticks()
+        if self._scheduler is not None:
+            self._ticks = self._count_ticks()
 
     def hand_over(self) -> None:
         """Return control to the loop: from here to `take_back`, changes of gradients are the loop's."""
@@ -165,14 +182,16 @@ class LoopGuard:
         """Raise if somebody else moved the schedule."""
         if self._ticks is not None and self._count_ticks() != self._ticks:
             raise InputError(
-                "the loop called scheduler.step() itself, so the schedule runs twice as fast: step.apply() steps the one "
-                "that run.prepare was given. Leave scheduler.step() out, or do not give it to run.prepare."
+                "the loop called scheduler.step() itself, so the schedule runs twice as fast: the one that run.prepare was given "
+                "as scheduler= is stepped with each update. Leave scheduler.step() out, or give the schedule without its name: "
+                "run.prepare(model, optimizer, scheduler)."
             )
 
     def _count_ticks(self) -> int | None:
         ticks = getattr(self._scheduler, "last_epoch", None)
         return ticks if isinstance(ticks, int) else None
 
+    @only_guards
     def _before_step(self, *_: Any) -> None:
         if threading.get_ident() != self._thread:
             return  # another thread, a server's say, is no loop of the user's
@@ -180,8 +199,44 @@ class LoopGuard:
             self._seed_update()
         else:
             raise InputError(
-                "the loop called optimizer.step() itself: step.apply() updates the weights, and this would do so a second time. "
-                "Leave optimizer.step() (and scaler.step(optimizer)) out."
+                "the loop called optimizer.step() outside of a step, where there are no gradients of a global batch. Call it, or "
+                "step.apply(), after `for batch in step`, once a step."
+            )
+
+    def _lead_step(self, optimizer: Optimizer) -> None:
+        """Have `optimizer.step()` in the loop be `step.apply()`; what paceline itself calls stays the update alone."""
+        update: Callable[..., Any] = optimizer.step
+
+        @functools.wraps(update)
+        def step(_: Optimizer, *args: Any, **kwargs: Any) -> Any:
+            if self._updating or self.apply is None or threading.get_ident() != self._thread:
+                return update(*args, **kwargs)
+            if args or kwargs:
+                raise InputError(
+                    "optimizer.step() was given an argument in the loop, where it stands for step.apply(). Leave it out."
+                )
+            self._check_turn(optimizer)
+            self.apply()
+            mark_stepped(optimizer)
+            return None
+
+        vars(step)[_MARK] = True
+        # A bound method, as a schedule that is made later expects.
+        optimizer.step = types.MethodType(step, optimizer)  # type: ignore[method-assign]
+
+    def _check_turn(self, optimizer: Optimizer) -> None:
+        """Raise where the loop steps one of several optimizers and the step is for another one, or for all."""
+        several = None if self._replica is None else self._replica.optimizer
+        if not isinstance(several, Optimizers):
+            return
+        # Two objects with the same attributes are the same one, in the group before and in this one.
+        mine = [name for name, one in several.optimizers.items() if vars(one) is vars(optimizer)]
+        if mine != [self.turn]:
+            called = mine[0] if mine else type(optimizer).__name__
+            whose = "all optimizers" if self.turn is None else f"the turn of {self.turn!r}"
+            raise InputError(
+                f"the loop called step() of the optimizer {called!r} in a step for {whose}. Call step.apply(), or with "
+                "run.steps(..., turns=...) optimizers[step.turn].step()."
             )
 
     def _guard_zero_grad(self, optimizer: Optimizer) -> None:

@@ -55,13 +55,11 @@ class LoopState:
         """Keep an object's state from now on; return whether it took over that of a checkpoint."""
         if not isinstance(value, dict | Stateful):
             raise InputError(
-                f"run.register_state({name!r}) was given a {type(value).__name__}, which has no state_dict() and "
+                f"run.register({name!r}) was given a {type(value).__name__}, which has no state_dict() and "
                 "load_state_dict(). Give an object with both, or a dict."
             )
         if name in self._objects:
-            raise InputError(
-                f"run.register_state({name!r}) was called before. Give each state a name of its own."
-            )
+            raise InputError(f"run.register({name!r}) was called before. Give each state a name of its own.")
         self._objects[name] = value
         if _holds_tensors_alone(value):
             self._modules[name] = ModuleMarks(value)
@@ -78,6 +76,11 @@ class LoopState:
                 self._take_over(name, self._saved.pop(name))
         return [name for name in self._objects if name not in saved]
 
+    def leave(self, name: str) -> None:
+        """Leave what a checkpoint holds under a name: nobody needs it any more."""
+        if self._saved is not None:
+            self._saved.pop(name, None)
+
     def _take_over(self, name: str, state: Any) -> None:
         self._give(name, state)
         self._given[name] = _digest(self._value(name))
@@ -91,7 +94,7 @@ class LoopState:
         if self._saved:
             raise InputError(
                 f"the checkpoint holds the state {min(self._saved)!r} of its loop, and nobody has registered it: it would "
-                "be lost. Call run.register_state with that name before run.steps."
+                "be lost. Call run.register with that name before run.steps."
             )
         if self._beginning is None:
             self._beginning = self.snapshot()
@@ -118,7 +121,7 @@ class LoopState:
         for name in self._objects:
             if name not in values:
                 raise InputError(
-                    f"the other workers have no state {name!r}. Call run.register_state on every worker, before run.steps."
+                    f"the other workers have no state {name!r}. Call run.register on every worker, before run.steps."
                 )
             self._give(name, values[name])
 

@@ -30,6 +30,24 @@ def noted(make: Callable[[Optimizer], LRScheduler | None]) -> Callable[[Optimize
     return made
 
 
+class LoopSchedule:
+    """A schedule that the loop steps itself."""
+
+    def __init__(self, schedule: Any) -> None:
+        self._schedule, self._began_at = schedule, getattr(schedule, "last_epoch", None)
+        self._looked = False
+
+    def note(self) -> str | None:
+        """Return a line for the user, once, where the loop has come to the end of its steps and never stepped it."""
+        looked, self._looked = self._looked, True
+        if looked or self._began_at is None or getattr(self._schedule, "last_epoch", None) != self._began_at:
+            return None
+        return (
+            f"the {type(self._schedule).__name__} that run.prepare returned was never stepped, so the learning rate stayed the "
+            "same. Call its step() after each step or epoch, or give it as scheduler= and the run steps it after each update."
+        )
+
+
 def check_kept(optimizer: Optimizer, kept: Iterable[Any]) -> None:
     """Raise where a schedule of this optimizer is not among those that are saved and handed on."""
     known = {id(one) for one in _with_parts([*kept, *_made])}
@@ -38,8 +56,8 @@ def check_kept(optimizer: Optimizer, kept: Iterable[Any]) -> None:
             name = type(found).__name__
             raise InputError(
                 f"the loop has a {name} of its own that no checkpoint holds: a resumed run, and a worker that joins, would begin "
-                f"it anew. Give it to run.prepare(model, optimizer, scheduler) and leave scheduler.step() out, or keep it with "
-                f'run.register_state("schedule", scheduler) before run.steps.'
+                "it anew. Give it to run.prepare(model, optimizer, scheduler), which keeps it, or keep it with "
+                'run.register("schedule", scheduler) before run.steps.'
             )
 
 

@@ -71,6 +71,8 @@ class PlanRequest(Options):
     kinds: tuple[str, ...] = tuple(KINDS)
     points: tuple[str, ...] = USUAL_POINTS
     hang_timeout: float = ranged(3.0, SECONDS)
+    sizes: tuple[int, ...] = ranged((), WORKERS)
+    """How many workers a join may ask for, where not every number up to the shards can be laid out."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -79,6 +81,11 @@ class PlanRequest(Options):
         if self.steps < (fewest := FEWEST_STEPS_PER_FAULT * self.faults + 2):
             raise InputError(
                 f"{self.faults} faults do not fit into {self.steps} steps. Use --steps {fewest} or more, or fewer --faults."
+            )
+        if JOIN in self.kinds and self.sizes and set(self.sizes) <= {self.workers}:
+            raise InputError(
+                f"a fault of the kind {JOIN} needs another number of workers than {self.workers} that the strategy can be laid "
+                f"out on with {self.shards} shards. Leave {JOIN} out of --kinds, or give more --shards."
             )
         for kind in self.kinds:
             if not set(self.points) & set(points_of(kind)):
@@ -232,7 +239,8 @@ def _sized(faults: list[Fault], request: PlanRequest, draw: random.Random) -> li
         regroups = any(
             one.number in leads and one.kind not in (JOIN, LEAVE) for one in faults[fault.number : until]
         )
-        others = [number for number in range(1, request.shards + 1) if number != request.workers]
+        sizes = request.sizes or range(1, request.shards + 1)
+        others = [number for number in sizes if number != request.workers]
         several = [number for number in others if number > 1]
         sized[fault.number] = draw.choice(several if regroups and several else others)
     return [replace(fault, workers=sized.get(fault.number, 0)) for fault in faults]

@@ -87,7 +87,22 @@ class ChaosRequest(Options):
 
 def chaos(request: ChaosRequest, open_progress: OpenProgress = lambda: None) -> tuple[ChaosReport, Outcome]:
     """Train undisturbed, then among the faults that the seed gives, and compare."""
-    return disturb(request, make_plan(request.plan), open_progress)
+    return disturb(request, make_plan(replace(request.plan, sizes=_sizes(request))), open_progress)
+
+
+def _sizes(request: ChaosRequest) -> tuple[int, ...]:
+    """Return the numbers of workers that a join may ask for: all that the strategy can be laid out on, also when resumed.
+
+    A pipeline that is resumed has as many stages as it has workers then, and the next join goes back to the first number.
+    """
+    options = request.options(UNDISTURBED, 1)
+    choice, workers = options.choice, request.plan.workers
+    recut = choice.split > 1 and "=" not in request.strategy
+    return tuple(
+        number
+        for number in range(1, request.plan.shards + 1)
+        if choice.fitted(number + choice.servers).trainers == number and not (recut and workers % number)
+    )
 
 
 def disturb(

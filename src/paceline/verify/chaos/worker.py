@@ -29,7 +29,7 @@ from paceline.verify.chaos.faults import (
     Marks,
 )
 from paceline.verify.chaos.plan import Plan
-from paceline.world.fault_points import DATA, POINTS, REGROUP, set_fault
+from paceline.world.fault_points import CHECKPOINT, DATA, POINTS, REGROUP, set_fault
 
 _SIGNALS = {
     KILL: signal.SIGKILL,
@@ -85,6 +85,8 @@ class Trap:
             return fault.after is None or self._marks.has(fault.after)
         if fault.kind == DISK and step >= self._plan.steps:
             return False  # the checkpoint of a finished run is what the run is for: its failure is an error
+        if fault.point == CHECKPOINT:
+            return fault.step <= step  # in whoever writes: under ps that is a server
         world = self._run.world
         return fault.step <= step and fault.rank % world.size == world.rank
 

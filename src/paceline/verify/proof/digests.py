@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from paceline.checkpoint.fingerprint import raw_bytes
+from paceline.data.resident import Rows
 from paceline.verify.proof.record import Digests
 
 
@@ -63,6 +64,8 @@ def of_batch(batch: Any) -> str:
 
 
 def _parts(value: Any) -> Iterator[bytes]:
+    if isinstance(value, Rows):
+        value = value.to(value.rows.device)
     if isinstance(value, Tensor):
         yield of_tensor(value).encode()
     elif isinstance(value, np.ndarray):

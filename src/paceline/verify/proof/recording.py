@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from paceline.data.resident import gathered
 from paceline.state.chunks import MODEL, TensorChunk, TensorMeta, collect, survey
 from paceline.strategies.replica import Replica
 from paceline.task import Loss
@@ -38,7 +39,10 @@ def main(run: Run, spec: TrainSpec, wanted: Watching | None = None) -> Record:
     modules: dict[str, None] = {}
     with forward_hooks(replica.model, enter=modules.setdefault if wanted.order else None):
         for step in run.steps(
-            harness.loader, steps=wanted.until or spec.steps, max_grad_norm=harness.max_grad_norm
+            harness.loader,
+            steps=wanted.until or spec.steps,
+            max_grad_norm=harness.max_grad_norm,
+            after_epoch=harness.after_epoch,
         ):
             watch.step(step, harness.task.loss)
     metrics, unchecked = harness.measure() if wanted.evaluate else ({}, "")
@@ -94,7 +98,7 @@ class _Watch:
         before = {index: digests.of_batch(shard.batches) for index, shard in shards.items()}
 
         tracer = (
-            Tracer(self._replica.model, {index: shard.batches for index, shard in shards.items()})
+            Tracer(self._replica.model, {index: gathered(shard.batches) for index, shard in shards.items()})
             if step.number == self._traced
             else None
         )

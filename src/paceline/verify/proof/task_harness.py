@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from torch import nn
@@ -9,9 +10,10 @@ from torch.utils.data import Subset
 
 from paceline.data import ShardedLoader
 from paceline.data.loaders import is_loader
+from paceline.strategies.epoch_schedules import OnMetric
 from paceline.strategies.replica import Replica
 from paceline.training.options import RunOptions
-from paceline.training.reference import load_task
+from paceline.training.reference import make_task
 from paceline.training.run import Run
 from paceline.training.spec import TrainSpec
 from paceline.training.trainer import Trainer
@@ -22,7 +24,7 @@ class TaskHarness(Trainer):
     """A trainer whose schedule may be laid out for `epochs`, though it ends after the steps of its spec."""
 
     def __init__(self, run: Run, spec: TrainSpec, epochs: int | None = None) -> None:
-        super().__init__(load_task(spec.task, spec.settings), spec, run)
+        super().__init__(make_task(spec), spec, run)
         if epochs is not None and spec.horizon is None:
             self.epochs = epochs
             self.horizon = self._planned()
@@ -34,7 +36,8 @@ class TaskHarness(Trainer):
 
     def open_loader(self, **loading: Any) -> ShardedLoader:
         """Open the training data once more from its beginning."""
-        kept = {"collate": self.task.collate, "worker_init_fn": self.task.worker_init_fn}
+        kept: dict[str, Any] = {"collate": self.task.collate, "worker_init_fn": self.task.worker_init_fn}
+        kept["order"] = self.task.order()
         return self.run.loader(self.dataset, batch_size=self.batch_size, **kept, **loading)
 
     def make_model(self) -> nn.Module:
@@ -46,6 +49,13 @@ class TaskHarness(Trainer):
         """Prepare model, optimizer and schedule with the strategy, and return the replica."""
         self.prepare()
         return self._state.replica
+
+    @property
+    def after_epoch(self) -> Callable[[int], None] | None:
+        """What is to be done between two epochs: a schedule that goes by a metric needs it measured."""
+        if not isinstance(self._state.replica.scheduler, OnMetric):
+            return None
+        return lambda epoch: self._measure(epoch, due=False)
 
     def measure(self) -> tuple[dict[str, float], str]:
         """Evaluate as `paceline train` does at the end, on a few batches; gives what could not be evaluated and why."""

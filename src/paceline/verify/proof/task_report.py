@@ -73,9 +73,11 @@ class Resume:
         return told if self.holds else f"{told}; {self.first}"
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class TaskReport(Report):
     """The whole verification."""
+
+    __repr__ = Report.__str__  # at a prompt it is the table
 
     task: str
     steps: int

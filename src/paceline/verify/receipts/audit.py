@@ -106,12 +106,12 @@ class _Audit:
                 position = (span.epoch, span.step + len(span.sizes))
             if after is not None and after.epoch > position[0] and start.samples:
                 # A loop of its own may leave an epoch and begin another one.
-                left_early += position[1] < steps_per_epoch(start.samples, receipt.batch_size)
+                left_early += position[1] < steps_per_epoch(start.samples, receipt.batch_size) * start.repeats
         self._check_chain()
         self.problems += [*ledgers.strange, *self.faults]
         last = starts[-1]
         if not last.stream and last.samples:
-            per_epoch = steps_per_epoch(last.samples, receipt.batch_size)
+            per_epoch = steps_per_epoch(last.samples, receipt.batch_size) * last.repeats
             position = (position[0] + position[1] // per_epoch, position[1] % per_epoch)
         return AuditReport(
             name=receipt.name,
@@ -143,8 +143,8 @@ class _Audit:
         if start.stream:
             yield from self._stream_ranges(start, end, most)
             return
-        samples = start.samples or 0
-        per_epoch = steps_per_epoch(samples, batch)
+        samples, times = start.samples or 0, start.repeats
+        per_epoch = steps_per_epoch(samples, batch) * times
 
         def place(number: int) -> tuple[int, int]:
             epochs, step = divmod(start.step_of_epoch + number - start.step, per_epoch)
@@ -152,7 +152,8 @@ class _Audit:
 
         def before(number: int) -> int:
             epoch, step = place(number)
-            return epoch * samples + step * batch
+            whole, turns = divmod(step, times)
+            return (epoch * samples + whole * batch) * times + turns * min(batch, samples - whole * batch)
 
         for first, last, there in self.ledgers.served(start.step, end):
             if not there:
@@ -162,7 +163,7 @@ class _Audit:
             while number < last:
                 epoch, step = place(number)
                 steps = min(most, per_epoch - step, last - number)
-                begins = np.arange(step, step + steps, dtype=np.int64) * batch
+                begins = np.arange(step, step + steps, dtype=np.int64) // times * batch
                 yield _StepRange(number, epoch, step, np.minimum(batch, samples - begins))
                 number += steps
 
@@ -187,34 +188,44 @@ class _Audit:
                     self.problems.append(
                         f"step {number}: epoch {there[0]} begins at its step {there[1]}, so what came before is lost"
                     )
-                if span and (closes_epoch or len(span) == most):
-                    yield self._sized(span, closes_epoch=closes_epoch)
+                if span and (closes_epoch or (len(span) >= most and step % start.repeats == 0)):
+                    yield self._sized(span, start, closes_epoch=closes_epoch)
                     span = []
                 if closes_epoch:
                     epoch, step = there[0], min(there[1], furthest)
                 span.append((number, epoch, step))
                 step += 1
-            yield self._sized(span, closes_epoch=seen.get(high, (-1, 0))[0] != epoch)
+            closes = seen.get(high, (-1, 0))[0] != epoch
+            yield self._sized(span, start, closes_epoch=closes)
 
-    def _sized(self, steps: Sequence[tuple[int, int, int]], *, closes_epoch: bool) -> _StepRange:
+    def _sized(
+        self, steps: Sequence[tuple[int, int, int]], start: RunSegment, *, closes_epoch: bool
+    ) -> _StepRange:
         sizes = np.full(len(steps), self.receipt.batch_size, dtype=np.int64)
-        last = steps[-1][0]
-        served = self.ledgers.records[self.ledgers.between(last, last + 1)]
-        if closes_epoch and len(served):
+        last, unknown = len(steps) - 1, range(0)
+        if start.uneven:
+            unknown = range(len(steps))
+        elif closes_epoch:
+            unknown = range(max(0, last - steps[-1][2] % start.repeats), len(steps))
+        for place in unknown:
+            # A short last batch is as long in each of its steps: one of them that is lost is not taken for a whole one.
+            number = steps[place if start.uneven else last][0]
+            served = self.ledgers.records[self.ledgers.between(number, number + 1)]
             _, once = np.unique(served["shard"], return_index=True)
-            if len(once) == self.receipt.shards:
-                sizes[-1] = min(self.receipt.batch_size, int(served["count"][once].sum()))
+            if len(served) and len(once) == self.receipt.shards:
+                sizes[place] = min(self.receipt.batch_size, int(served["count"][once].sum()))
         return _StepRange(*steps[0], sizes)
 
-    def _cuts(self, span: _StepRange) -> Whole:
+    def _cuts(self, span: _StepRange, times: int) -> Whole:
         """Return where each shard of each step begins and ends, counted from the first sample of the range."""
         batch, shards = self.receipt.batch_size, self.receipt.shards
-        begins = np.arange(len(span.sizes), dtype=np.int64)[:, None] * batch
+        numbers = np.arange(span.step, span.step + len(span.sizes), dtype=np.int64)[:, None]
+        begins = (numbers // times - span.step // times) * batch
         return begins + np.arange(shards + 1, dtype=np.int64) * span.sizes[:, None] // shards
 
     def _digests(self, span: _StepRange, start: RunSegment, cuts: Whole) -> NDArray[np.uint64]:
         """Return the digest of the samples that each (step, shard) must have held."""
-        low = span.step * self.receipt.batch_size
+        low = span.step // start.repeats * self.receipt.batch_size
         high = low + int(cuts[-1, -1])
         order = EpochPermutation(
             high if start.stream else start.samples or 0, start.order_seed, start.shuffle
@@ -229,7 +240,7 @@ class _Audit:
 
     def _check(self, span: _StepRange, start: RunSegment) -> None:
         shards = self.receipt.shards
-        cuts = self._cuts(span)
+        cuts = self._cuts(span, start.repeats)
         counts = np.diff(cuts, axis=1).ravel()
         place = self.ledgers.between(span.number, span.number + len(span.sizes))
         records, sources = self.ledgers.records[place], self.ledgers.sources[place]

@@ -76,8 +76,8 @@ class AuditReport(Report):
             yield f"  and {len(self.problems) - _SHOWN:,} more (--json lists all)"
         if self.stream:
             yield (
-                "a stream: checked is that each of its positions was served once and in order; what it gave there, "
-                "and whether it ended where it should, no ledger can tell"
+                "a stream, or an order of the run's own: checked is that each position was served once and in order; what it "
+                "gave there, and whether it ended where it should, no ledger can tell"
             )
 
     def _workers(self) -> str:

@@ -37,9 +37,10 @@ _GOVERNING = (
     "samples",
     "shuffle",
     "order_seed",
+    "uneven",
 )
 """What must not change within a segment for one re-run to cover it."""
-_OF_DATA = ("stream", "samples", "shuffle", "order_seed")
+_OF_DATA = ("stream", "samples", "shuffle", "order_seed", "uneven")
 """What the re-run is not told, but finds out from the task."""
 
 
@@ -163,7 +164,7 @@ def _facts(receipt: Receipt, first: int, last: int) -> RunSegment:
     facts = governing[-1]
     if facts.task is None:
         raise InputError(
-            f"the run {receipt.name!r} was a loop of your own, and a receipt cannot run that again. "
+            f"the run {receipt.name!r} was a loop of your own, or of a task sent as a value: a receipt cannot run that again. "
             "paceline audit works on it; paceline train leaves a receipt that can be run again."
         )
     for start in receipt.segments:

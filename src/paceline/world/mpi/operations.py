@@ -30,7 +30,7 @@ class Comms(NamedTuple):
     size: int
 
     def free(self) -> None:
-        """Give both back."""
+        """Free both communicators."""
         self.later.Free()
         self.first.Free()
 
@@ -41,7 +41,7 @@ def barrier(comms: Comms) -> Steps:
 
 
 def broadcast(comms: Comms, tensor: Tensor, root: int) -> Steps:
-    """Give everybody the root's tensor."""
+    """Broadcast the root's tensor."""
     memory = Memory(tensor, read=comms.rank == root)
     yield [comms.first.Ibcast(raw(comms.mpi, memory.held), root)]
     if comms.rank != root:
@@ -94,7 +94,7 @@ def reduce(comms: Comms, tensor: Tensor, reduction: Reduction, root: int) -> Ste
 
 
 def all_gather(comms: Comms, outputs: Sequence[Tensor], tensor: Tensor) -> Steps:
-    """Give everybody all tensors; their sizes may differ."""
+    """Gather all tensors on every rank; their sizes may differ."""
     _check_size("all_gather", outputs[comms.rank], tensor)
     memory = Memory(tensor)
     counts = [size_of(one) for one in outputs]
@@ -104,7 +104,7 @@ def all_gather(comms: Comms, outputs: Sequence[Tensor], tensor: Tensor) -> Steps
 
 
 def all_gather_single(comms: Comms, output: Tensor, tensor: Tensor) -> Steps:
-    """Give everybody all tensors, one after the other in one."""
+    """Gather all tensors on every rank, one after the other in one."""
     if output.numel() != comms.size * tensor.numel() or output.dtype is not tensor.dtype:
         raise InputError(
             f"all_gather of {tensor.numel()} values of {tensor.dtype} on {comms.size} ranks needs "
@@ -130,7 +130,7 @@ def gather(comms: Comms, outputs: Sequence[Tensor], tensor: Tensor, root: int) -
 
 
 def scatter(comms: Comms, output: Tensor, tensors: Sequence[Tensor], root: int) -> Steps:
-    """Give each rank one of the root's tensors."""
+    """Scatter to each rank one of the root's tensors."""
     memory = Memory(output, read=False)
     sent = None
     if comms.rank == root:

@@ -114,7 +114,7 @@ class MpiProcessGroup(PythonProcessGroup):
         self._timeout_s = timeout.total_seconds()
 
     def broadcast(self, tensors: Any, opts: Any = None, *_: Any) -> Work:
-        """Give everybody the root's tensor."""
+        """Broadcast the root's tensor."""
         values = _listed(tensors)
         root = _root(opts)
         return self._start(
@@ -142,7 +142,7 @@ class MpiProcessGroup(PythonProcessGroup):
         return self._start("reduce", [steps], [value], opts)
 
     def allgather(self, output_tensors: Any, input_tensors: Any, opts: Any = None) -> Work:
-        """Give everybody all tensors."""
+        """Gather all tensors on every rank."""
         (value,) = _listed(input_tensors)
         outputs = _nested(output_tensors)
         return self._start("all_gather", [operations.all_gather(self._comms, outputs, value)], outputs, opts)
@@ -181,7 +181,7 @@ class MpiProcessGroup(PythonProcessGroup):
         return self._start("gather", [operations.gather(self._comms, outputs, value, root)], outputs, opts)
 
     def scatter(self, output_tensors: Any, input_tensors: Any, opts: Any = None, *_: Any) -> Work:
-        """Give each rank one of the root's tensors."""
+        """Scatter to each rank one of the root's tensors."""
         (output,) = _listed(output_tensors)
         values = _nested(input_tensors)
         root = _root(opts)
@@ -264,7 +264,7 @@ class MpiProcessGroup(PythonProcessGroup):
         progress().fail(self._mine.__contains__, MpiError("the group was aborted"))
 
     def shutdown(self) -> None:
-        """Give the communicators back, once nothing in flight has a step left to start on them; the rest ends by itself."""
+        """Release the communicators, once nothing in flight has a step left to start on them; the rest ends by itself."""
         if self._closed:
             return
         self._closed = True

@@ -89,7 +89,7 @@ class Operation:
             )
 
     def limit(self, timeout_s: float) -> None:
-        """Give it so long from now on."""
+        """Set the timeout and start it anew."""
         self.timeout_s, self.deadline = timeout_s, time.monotonic() + timeout_s
 
     def fail(self, error: Exception) -> None:

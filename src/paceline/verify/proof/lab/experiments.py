@@ -34,9 +34,12 @@ def bent(runner: StepRunner, shard: ShardWork, plain: Gradients) -> tuple[str, .
 
 def parts(runner: StepRunner, harness: TaskHarness) -> Parts:
     """Measure three samples at once, and the same as one and two."""
-    if harness.loader.samples is None or not hasattr(harness.dataset, "__getitem__"):
+    samples = harness.loader.samples
+    if samples is None and harness.loader.uneven and hasattr(harness.dataset, "__getitem__"):
+        samples = len(harness.dataset)  # read in an order of the task's own
+    if samples is None or not hasattr(harness.dataset, "__getitem__"):
         raise ValueError("the training set is a stream, which cannot be cut at will")
-    if harness.loader.samples < 3:
+    if samples < 3:
         raise ValueError("the training set has fewer than three samples")
     reader = reader_of(harness.dataset, seed=harness.options.seed, collate=harness.task.collate)
     ids = np.arange(3, dtype=np.int64)

@@ -38,7 +38,12 @@ def _experiment(harness: TaskHarness, run: Run) -> Notes:
     made = digests.of_named(harness.make_model().state_dict().items())
     replica = harness.prepared()
     last = (harness.spec.steps or 1) - 1
-    for step in harness.run.steps(harness.loader, steps=last + 1, max_grad_norm=harness.max_grad_norm):
+    for step in harness.run.steps(
+        harness.loader,
+        steps=last + 1,
+        max_grad_norm=harness.max_grad_norm,
+        after_epoch=harness.after_epoch,
+    ):
         if step.number < last:
             step.compute(harness.task.loss)
             continue

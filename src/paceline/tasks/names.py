@@ -6,9 +6,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from paceline.cli.rollouts import GAMES
 from paceline.errors import InputError, UnknownNameError
-from paceline.tasks import TASKS
+from paceline.tasks import GAMES, TASKS
 
 
 def resolve(text: str) -> tuple[str, str]:
@@ -32,6 +31,6 @@ def resolve(text: str) -> tuple[str, str]:
 
 def task_of(spec: Mapping[str, Any]) -> str | None:
     """Return the task of a run by what a user would type, from its spec.json; None where it has none, as a loop of one's own."""
-    reference: str | None = spec.get("task")
+    reference: str | None = spec.get("task") or None
     short = spec.get("name", "")
     return short if short in TASKS and TASKS[short][0] == reference else reference

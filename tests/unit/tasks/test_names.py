@@ -2,8 +2,8 @@
 
 import pytest
 
-from paceline.cli.reference import resolve
 from paceline.errors import InputError, UnknownNameError
+from paceline.tasks.names import resolve
 
 
 def test_a_built_in_name():

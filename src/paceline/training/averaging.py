@@ -1,0 +1,77 @@
+"""Averages of weights (EMA, SWA) as one more thing that the optimizer keeps for each parameter.
+
+So they are updated with the step or not at all, lie where the weight lies, and are saved, resumed, handed on and sharded as all
+that an optimizer keeps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from paceline.declared import Average
+from paceline.errors import InputError
+from paceline.state.chunks import AVERAGE as SLOT
+from paceline.strategies.replica import Replica
+
+
+def keep_average(optimizer: Optimizer, average: Average, taken: Callable[[], int]) -> Optimizer:
+    """Have an optimizer average the weights after each of its steps; `taken` says how many the run has taken before."""
+
+    @torch.no_grad()
+    def update(stepped: Optimizer, *_: Any) -> None:
+        share = average.share(taken() + 1)
+        if share is None:
+            return
+        for group in stepped.param_groups:
+            for parameter in group["params"]:
+                slots = stepped.state.get(parameter, {})
+                if SLOT in slots:
+                    slots[SLOT].lerp_(parameter.detach(), share)
+                elif parameter.grad is not None:
+                    # What has not been updated yet is its own average; and Adam takes an empty state for its beginning.
+                    stepped.state[parameter][SLOT] = parameter.detach().clone()
+
+    optimizer.register_step_post_hook(update)
+    return optimizer
+
+
+def check_averages(average: Average | None, replica: Replica) -> None:
+    """Raise where weights and their averages lie on different workers, and the averages are to be evaluated."""
+    if average is not None and average.evaluated and not replica.placement.slots_with_weights:
+        raise InputError(
+            "average: this strategy keeps averages on other workers than the weights that they are evaluated in place of. Use "
+            "single, dp, ddp (without --shard-optimizer), fsdp or pp, or Average(..., evaluated=False)."
+        )
+
+
+@contextmanager
+def averages_in_place(average: Average | None, replica: Replica) -> Iterator[None]:
+    """Put the averages in the place of the weights, for the duration of the context."""
+    pairs = [] if average is None or not average.evaluated else list(_pairs(replica.optimizer))
+    _swap(pairs)
+    try:
+        yield
+    finally:
+        _swap(pairs)
+
+
+def _pairs(optimizer: Optimizer) -> Iterator[tuple[Tensor, Tensor]]:
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            slots = optimizer.state.get(parameter, {})
+            if SLOT in slots:
+                yield parameter, slots[SLOT]
+
+
+@torch.no_grad()
+def _swap(pairs: list[tuple[Tensor, Tensor]]) -> None:
+    for weight, average in pairs:
+        values = weight.detach().clone()
+        weight.copy_(average)
+        average.copy_(values)
