@@ -248,9 +248,13 @@ class ParamGroup:
 
         An input that others are given too (the encoder's output, in every block of a decoder) is complete when it has come
         through all of them, and only then do their gradients leave: added up in the order of one process.
+
+        A leaf's own gradient is there before those of the weights that it met: autograd accumulates into leaves first. Where
+        all inputs are leaves, the gradients leave at the end of the pass.
         """
-        if self.name:  # the gradients of what belongs to no block are complete at the very end
-            register_multi_grad_hook(inputs, self._after_backward)
+        computed = [one for one in inputs if not one.is_leaf]
+        if self.name and computed:  # the gradients of what belongs to no block are complete at the very end
+            register_multi_grad_hook(computed, self._after_backward)
 
     def _before_backward(self, *args: Any) -> None:
         check_order("fsdp")
