@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -51,6 +52,7 @@ def find(before: Before, temporary: Path | None) -> list[str]:
     lasting = [
         *changed_variables(before.environment),
         *changed_directory(before.directory),
+        *ended_interpreter(),
         *(open_files(temporary) if temporary is not None else []),
     ]
     deadline = time.monotonic() + GRACE_S
@@ -128,6 +130,16 @@ def changed_directory(before: str) -> list[str]:
     return [f"the current directory was {before} and is {now}"] if now != before else []
 
 
+def ended_interpreter() -> list[str]:
+    """Say whether what the interpreter runs at its end has run: torch's loaders then leave their processes behind."""
+    flags = sys.modules.get("torch.utils.data._utils")
+    return (
+        ["the functions of the interpreter's end have run"]
+        if getattr(flags, "python_exit_status", False)
+        else []
+    )
+
+
 def shared_memory() -> list[str]:
     """Give the names in shared memory that belong to this user."""
     with os.scandir(SHARED_MEMORY) as entries:
@@ -150,6 +162,8 @@ def restore(before: Before) -> None:
             del os.environ[name]
     os.environ.update(before.environment)
     os.chdir(before.directory)
+    if ended_interpreter():
+        sys.modules["torch.utils.data._utils"].python_exit_status = False  # type: ignore[attr-defined]
     for pid in list(descendants(os.getpid())):
         if pid not in before.processes and is_leak(pid):
             os.kill(pid, 9)

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from paceline.cli.starting import start_elsewhere
+from paceline.compat import python
 from paceline.errors import InputError
 from paceline.launch.nodes import machines
 from paceline.launch.nodes.rendezvous import Rendezvous
@@ -185,6 +186,8 @@ def test_a_dry_run_in_a_world_that_is_there_counts_it_once(command, folder, monk
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setattr(os, "_exit", sys.exit)  # a process that a launcher started ends at once
+    # Not those of the tests' own process: torch would take it for one that ends, and leave loading processes behind.
+    monkeypatch.setattr(python, "run_exit_functions", lambda: None)
     for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"):
         monkeypatch.setenv(name, os.environ.get(name, ""))  # put back what the command sets
         if not os.environ[name]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from functools import partial
 from typing import Any
 
@@ -44,7 +45,9 @@ def test_arguments_that_are_bound_to_a_function_go_with_it() -> None:
     assert name_of(partial(Trainer(5).fit, value=2)) == "Trainer.fit"
 
 
-def test_what_cannot_be_found_by_a_name_is_told_why() -> None:
+def test_what_cannot_be_found_by_a_name_is_told_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    # In a script: where there is none (pytest's processes are started with -c), code travels by value.
+    monkeypatch.setattr(sys.modules["__main__"], "__file__", __file__, raising=False)
     for given, words in (
         (
             partial(lambda run: run),
