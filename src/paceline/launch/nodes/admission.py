@@ -169,7 +169,7 @@ class Admission:
         known = {self._own.name, *(one.name for one in present)}
         if ready[0].name in known:
             return ready[:1]
-        found = {}
+        found: dict[str, FollowingMachine] = {}
         for one in ready:
             if one.name not in known:
                 found.setdefault(one.name, one)
