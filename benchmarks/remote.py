@@ -11,6 +11,7 @@ import argparse
 import json
 import os
 import platform
+import socket
 import statistics
 import threading
 import time
@@ -32,9 +33,13 @@ from paceline.remote.names import Roles
 from paceline.remote.session import Session
 from paceline.strategies.tuning import Tuning
 from paceline.training.run import engine_of
+from paceline.transport.sealing import BOOT_BYTES, PIECE, TAG_BYTES, Seal, header
 
 RESULT = Path(__file__).with_name("results") / "remote.json"
 ROUNDS = 6
+HERE = "127.0.0.1"
+BETWEEN_MACHINES: dict[str, Any] = {"_transports": ["uv"], "_channels": ["mpt_uv", "basic"]}
+"""What torch chooses for workers of two machines; on one it copies large tensors from memory to memory, whatever its address."""
 VALUES = (("40 B", torch.ones(10), 400), ("4 MB", torch.ones(1 << 20), 40))
 
 
@@ -58,8 +63,11 @@ def time_calls(run: paceline.Run, way: str) -> dict[str, float]:
     """Microseconds a call, one after the other and 64 at a time, for a small and a large tensor; a first turn warms up."""
     world = run.world
     assert world.store is not None
-    if way == "torch":
-        rpc.init_rpc(f"worker{world.rank}", rank=world.rank, world_size=2)
+    if way == "bare tcp":
+        return _times_of_sockets(world)
+    if way.startswith("torch"):
+        backend = rpc.TensorPipeRpcBackendOptions(**(BETWEEN_MACHINES if way == "torch tcp" else {}))
+        rpc.init_rpc(f"worker{world.rank}", rank=world.rank, world_size=2, rpc_backend_options=backend)
         found = _times(
             lambda value: rpc.rpc_sync("worker1", raw_echo, args=(value,)),
             lambda value: rpc.rpc_async("worker1", raw_echo, args=(value,)),
@@ -86,6 +94,48 @@ def _times(call: Callable[[Tensor], Any], later: Callable[[Tensor], Any]) -> dic
             found[f"{label}, one by one"] = _sequence(lambda value=value: call(value), count)
             found[f"{label}, 64 in flight"] = _flights(lambda value=value: later(value), count)
     return found
+
+
+def _times_of_sockets(world: paceline.World) -> dict[str, float]:
+    """The least that a large tensor over TCP can cost: a bare connection, nothing sealed, into memory that is there already."""
+    memory = memoryview(bytearray(4 << 20))
+
+    def echo(connection: socket.socket, *, first: bool) -> bool:
+        for sends in (first, not first):
+            if sends:
+                connection.sendall(memory)
+            elif connection.recv_into(memory, 0, socket.MSG_WAITALL) < len(memory):
+                return False
+        return True
+
+    assert world.store is not None
+    if world.rank:
+        with socket.create_server((HERE, 0)) as listening:
+            world.store.set("bare", str(listening.getsockname()[1]))
+            connection = listening.accept()[0]
+        with connection:
+            while echo(connection, first=False):
+                pass
+        return {}
+    with socket.create_connection((HERE, int(world.store.get("bare")))) as connection:
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        return {
+            "4 MB, one by one": [_sequence(lambda: echo(connection, first=True), 40) for _ in range(2)][1]
+        }
+
+
+def time_sealing() -> float:
+    """Microseconds to seal and open 4 MB twice, as a call there and back must, in one thread."""
+    boot, size = bytes(BOOT_BYTES), 4 << 20
+    head, seal = header(boot, 1, 1), Seal(b"benchmark", boot, boot)
+    plain, sealed = memoryview(bytearray(PIECE)), memoryview(bytearray(PIECE + TAG_BYTES))
+
+    def there_and_back() -> None:
+        for _ in range(2 * size // PIECE):
+            seal.close_into(head, 1, plain, sealed)
+            seal.open_into(head, 1, sealed, plain)
+
+    return min(_sequence(there_and_back, 1) for _ in range(20))
 
 
 def _turns(
@@ -140,15 +190,24 @@ def calls(rounds: int) -> dict[str, Any]:
     Not in the same workers: threads of torch's agent spin, and would take a part of the cores from the others.
     """
     seen: dict[str, dict[str, list[float]]] = {}
+    sealing = []
     for _ in range(rounds):
-        for way in ("torch", "ipc", "sealed tcp"):
+        sealing.append(time_sealing())
+        for way in ("torch", "torch tcp", "ipc", "sealed tcp", "bare tcp"):
             for label, taken in paceline.launch(time_calls, way, workers=2, threads=1)[0].items():
                 seen.setdefault(label, {}).setdefault(way, []).append(taken)
     rows = {label: ratios(found, "torch") for label, found in seen.items()}
     for label, row in rows.items():
         words = ", ".join(f"{name} {one['median']:.1f} us ({one['ratio']:.3f})" for name, one in row.items())
-        print(f"  {label:18} {words}")
-    return rows
+        across = statistics.median(
+            one / other
+            for one, other in zip(seen[label]["sealed tcp"], seen[label]["torch tcp"], strict=True)
+        )
+        row["sealed tcp"]["ratio to torch tcp"] = round(across, 3)
+        print(f"  {label:18} {words}; sealed against torch over tcp {across:.3f}")
+    alone = round(statistics.median(sealing), 1)
+    print(f"  AES-GCM of 4 MB, sealed and opened there and back, without sending it: {alone:.1f} us")
+    return {**rows, "AES-GCM of 4 MB, there and back": alone}
 
 
 # Batches.

@@ -20,7 +20,7 @@ from urllib.parse import urlsplit
 
 from paceline.errors import RemoteError
 from paceline.transport.admission import ANSWER_BYTES, MAPPED, NONCE_BYTES, hello, keep_alive
-from paceline.transport.incoming import ENTRY, LENGTH, TICK_S
+from paceline.transport.incoming import ENTRY, LENGTH, TICK_S, memory_of
 from paceline.transport.readers import READABLE, WRITABLE, Readers
 from paceline.transport.sealing import PIECE, TAG_BYTES, Seal, header
 from paceline.transport.shared_buffers import UNIT, Arena, Holder, Part
@@ -142,12 +142,13 @@ class Outgoing:
         """Send a message, from any thread; False where the peer is gone.
 
         A thread that `waits` does so until large buffers have left; past the deadline, what was not begun is not sent. Where
-        others may write to the buffers meanwhile, it `copies` them first.
+        others may write to the buffers meanwhile, it `copies` them first: what is sealed is such a copy.
         """
         if self._owed:
             self._report()
+        seal = self._seal
         parts, table, buffers = self._place(frames) if frames else ([], b"", [])
-        if copies:
+        if copies and seal is None:
             buffers = [memoryview(bytes(one)) for one in buffers]
         with self._lock:
             if self._gone:
@@ -163,13 +164,15 @@ class Outgoing:
             self._count += 1
             head = header(self._boot, self._count, len(frames))
             first = table + content
-            if self._seal is not None:
-                first = self._seal.close(head, 0, first)
+            if seal is not None:
+                first = seal.close(head, 0, first)
+                if copies:
+                    buffers, seal = _sealed(seal, head, buffers), None
             whole = b"".join((LENGTH.pack(len(head) + len(first)), head, first))
             sent = 0 if buffers or self._queue else self._try(whole)
             if sent == len(whole):
                 return True
-            message = _Message(memoryview(whole)[sent:] if sent else whole, buffers, head, self._seal, parts)
+            message = _Message(memoryview(whole)[sent:] if sent else whole, buffers, head, seal, parts)
             message.begun = sent > 0
             self._queue.append(message)
             self._waiting += message.size
@@ -417,6 +420,21 @@ class Outgoing:
             report, self._reported = not self._reported, True
         if report:
             self._lose(self.name)
+
+
+def _sealed(seal: Seal, head: bytes, buffers: Sequence[memoryview]) -> list[memoryview]:
+    """Return the buffers of a message in sealed pieces, which `_Message` would make one by one."""
+    found, place = [], 1
+    for buffer in buffers:
+        pieces = -(-len(buffer) // PIECE)
+        whole = memoryview(memory_of(len(buffer) + pieces * TAG_BYTES))  # type: ignore[arg-type]
+        for number in range(pieces):
+            piece = buffer[number * PIECE : (number + 1) * PIECE]
+            begin = number * (PIECE + TAG_BYTES)
+            seal.close_into(head, place, piece, whole[begin : begin + len(piece) + TAG_BYTES])
+            place += 1
+        found.append(whole)
+    return found
 
 
 def _happens(connection: socket.socket, event: int, seconds: float) -> bool:

@@ -495,16 +495,19 @@ def test_what_is_copied_is_sent_as_it_was_while_the_peer_takes_its_time(host, mo
     one.start(other=other)
     other.mailbox.start({"one": one.entry}, take, other.lose)
     one.mailbox.send("other", b"first", [])
-    memory = bytearray(b"a" * (16 << 20))
-    frames = [memoryview(memory)]
+    way = one.mailbox._ways["other"]
+    wait_until(lambda: way._connection is not None and not way._queue)
+    memory, odd = bytearray(b"a" * (16 << 20)), bytearray(b"a" * (PIECE + 1))
+    frames = [memoryview(odd), memoryview(memory), memoryview(odd)]
     sending = threading.Thread(target=one.mailbox.send, args=("other", b"", frames), kwargs={"copies": True})
     sending.start()
-    wait_until(lambda: one.mailbox._ways["other"]._queue)
-    memory[:] = b"b" * len(memory)
+    wait_until(lambda: way._queue)
+    for one_buffer in (memory, odd):
+        one_buffer[:] = b"b" * len(one_buffer)
     go_on.set()
     other.wait(lambda: len(other.got) == 2)
     sending.join()
-    assert other.got[1][2] == [b"a" * len(memory)]
+    assert other.got[1][2] == [b"a" * len(frame) for frame in frames]
     for end in (one, other):
         end.mailbox.close()
 

@@ -1,7 +1,8 @@
 """Lets a machine in once it and all others reach each other; the group that trains meanwhile notices nothing of it.
 
-One is tried at a time, so that two that come together are tried against each other, too. A machine that does not come through is
-tried again for as long as another may be silent without being given up: perhaps that one is gone, and nobody knows it yet.
+Those that come together are tried together, against each other, too: every machine is asked once, not once for each newcomer. Of
+two newcomers that do not reach each other the first is let in. A machine that does not come through is tried again for as long as
+another may be silent without being given up: perhaps that one is gone, and nobody knows it yet.
 """
 
 from __future__ import annotations
@@ -19,6 +20,8 @@ ANSWER_S = 2 * ATTEMPT_S
 """How long a machine may take to say whom it reaches."""
 AGAIN_S = 1.0
 """How long to wait before a machine is tried again."""
+_TOGETHER = 128
+"""How many are tried at once: each machine opens as many connections, and may have few descriptors."""
 
 
 @dataclass(eq=False)
@@ -46,21 +49,55 @@ class Verdict:
     reason: str | None
 
 
+@dataclass(frozen=True)
+class _Failure:
+    """A machine was not reached."""
+
+    index: int
+    """Of the one that did not reach it; 0 for this machine."""
+    name: str
+    unreached: str
+    why: str
+
+    def __str__(self) -> str:
+        return f"{self.name} does not reach {self.unreached} ({self.why})"
+
+
 @dataclass
 class _Trial:
-    """One machine, the others, and who has yet to say whom it reaches."""
+    """Newcomers, the others, and who has yet to say whom it reaches."""
 
     number: int
-    machine: FollowingMachine
+    machines: list[FollowingMachine]
     own: Attempt
-    """This machine's attempt to reach it."""
+    """This machine's attempt to reach them."""
     awaited: set[int]
     deadline: float
-    failed: list[str] = field(default_factory=list)
+    failed: list[_Failure] = field(default_factory=list)
+    doubtful: dict[int, str] = field(init=False)
+    """The names of newcomers that were not let in, by index: nobody has to reach them."""
+
+    def __post_init__(self) -> None:
+        self.doubtful = {one.index: one.name for one in self.machines}
+
+    def reasons(self, machine: FollowingMachine) -> list[str]:
+        """Return what speaks against a newcomer; where nothing does, those behind it have to reach it."""
+        name = self.doubtful.pop(machine.index)
+        found = [
+            str(one)
+            for one in self.failed
+            if (one.index == machine.index and one.unreached not in self.doubtful.values())
+            or (one.unreached == name and one.index not in self.doubtful)
+        ]
+        if machine.index in self.awaited:
+            found.append(f"{machine.name} does not say whom it reaches")
+        if found:
+            self.doubtful[machine.index] = name
+        return found
 
 
 class Admission:
-    """Machines that wait to be let in, and the trial of the first."""
+    """Machines that wait to be let in, and the trial of the first of them."""
 
     def __init__(
         self,
@@ -93,7 +130,9 @@ class Admission:
         self._since.pop(machine, None)
         if self._trial is not None:
             self._trial.awaited.discard(machine.index)
-            if self._trial.machine is machine:
+            if machine in self._trial.machines:
+                self._trial.machines.remove(machine)
+            if not self._trial.machines:
                 self._end()
 
     def answered(self, machine: FollowingMachine, number: int, failed: dict[str, str]) -> None:
@@ -102,22 +141,20 @@ class Admission:
         if trial is None or trial.number != number or machine.index not in trial.awaited:
             return
         trial.awaited.remove(machine.index)
-        trial.failed += [f"{machine.name} does not reach {name} ({why})" for name, why in failed.items()]
+        trial.failed += [_Failure(machine.index, machine.name, name, why) for name, why in failed.items()]
 
-    def advance(self, now: float, present: Sequence[FollowingMachine], *, room: bool) -> list[Verdict]:
-        """Go on with the trial, or begin the next where there is room for one more; return what came of it."""
+    def advance(self, now: float, present: Sequence[FollowingMachine], *, room: int) -> list[Verdict]:
+        """Go on with the trial, or begin the next with as many as there is room for; return what came of it."""
         if self._trial is None:
             ready = [one for one, at in self._waiting.items() if now >= at]
-            if ready and room:
-                self._begin(ready[0], present, now)
+            if ready and room > 0:
+                self._begin(self._together(ready, present)[: min(room, _TOGETHER)], present, now)
             return []
         trial, own = self._trial, self._trial.own.failed(now)
         late = now >= trial.deadline
         if own is None or (trial.awaited and not late):
             return []
-        if trial.machine.index in trial.awaited:
-            trial.failed.append(f"{trial.machine.name} does not say whom it reaches")
-        trial.failed += [f"{self._own.name} does not reach {name} ({why})" for name, why in own.items()]
+        trial.failed += [_Failure(0, self._own.name, name, why) for name, why in own.items()]
         self._end()
         return self._judge(trial, now)
 
@@ -125,19 +162,36 @@ class Admission:
         """Let go of every descriptor."""
         self._end()
 
-    def _begin(self, machine: FollowingMachine, present: Sequence[FollowingMachine], now: float) -> None:
+    def _together(
+        self, ready: list[FollowingMachine], present: Sequence[FollowingMachine]
+    ) -> list[FollowingMachine]:
+        """Return the first and those behind it, each by another name: that is how a machine says whom it does not reach."""
+        known = {self._own.name, *(one.name for one in present)}
+        if ready[0].name in known:
+            return ready[:1]
+        found: dict[str, FollowingMachine] = {}
+        for one in ready:
+            if one.name not in known:
+                found.setdefault(one.name, one)
+        return list(found.values())
+
+    def _begin(
+        self, machines: list[FollowingMachine], present: Sequence[FollowingMachine], now: float
+    ) -> None:
         self._trials += 1
-        del self._waiting[machine]
-        self._since.setdefault(machine, now)
-        others = [self._own, *(one.target for one in present)]
-        self._ask(machine, others)
+        targets = [one.target for one in machines]
+        here = [self._own, *(one.target for one in present)]
+        for place, machine in enumerate(machines):
+            del self._waiting[machine]
+            self._since.setdefault(machine, now)
+            self._ask(machine, [*here, *targets[:place], *targets[place + 1 :]])
         for one in present:
-            self._ask(one, [machine.target])
+            self._ask(one, targets)
         self._trial = _Trial(
             number=self._trials,
-            machine=machine,
-            own=Attempt([machine.target], self._selector),
-            awaited={machine.index, *(one.index for one in present)},
+            machines=machines,
+            own=Attempt(targets, self._selector),
+            awaited={one.index for one in (*machines, *present)},
             deadline=now + ANSWER_S,
         )
 
@@ -146,12 +200,15 @@ class Admission:
         self._send(machine, {"do": "reach", "trial": self._trials, "targets": wanted})
 
     def _judge(self, trial: _Trial, now: float) -> list[Verdict]:
-        machine = trial.machine
-        if trial.failed and now - self._since[machine] < self._patience_s:
-            self._waiting[machine] = now + AGAIN_S
-            return []
-        del self._since[machine]
-        return [Verdict(machine, "; ".join(trial.failed) or None)]
+        verdicts = []
+        for machine in trial.machines:
+            reasons = trial.reasons(machine)
+            if reasons and now - self._since[machine] < self._patience_s:
+                self._waiting[machine] = now + AGAIN_S
+            else:
+                del self._since[machine]
+                verdicts.append(Verdict(machine, "; ".join(reasons) or None))
+        return verdicts
 
     def _end(self) -> None:
         if self._trial is not None:

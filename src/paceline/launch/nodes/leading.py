@@ -109,7 +109,7 @@ class Leading:
         if self._server is None:
             return 1.0
         now, present = time.monotonic(), self.present()
-        room = 1 + len(present) < self._rendezvous.max_nodes
+        room = self._rendezvous.max_nodes - 1 - len(present)
         for verdict in self._admission.advance(now, present, room=room):
             self._act_on(verdict)
         if now >= self._deadline and not self.gathered() and self._enough_at is None:
