@@ -68,7 +68,11 @@ class Schedule:
             for row, step in enumerate(block):
                 offset = row * width - start
                 samples = [order[offset + low : offset + high] for low, high in spans]
-                pieces = [split_micro_batches(one, self._micro_batch) for one in samples]
+                pieces = (
+                    [[one] if len(one) else [] for one in samples]
+                    if self._micro_batch is None
+                    else [split_micro_batches(one, self._micro_batch) for one in samples]
+                )
                 yield StepPlan(epoch, step, size, self.owned, samples, pieces)
 
     def _blocks(self, first: int) -> Iterator[tuple[range, int, list[tuple[int, int]]]]:

@@ -33,6 +33,8 @@ class ShardedRecovery:
     def __init__(self, options: RecoveryOptions) -> None:
         self._options = options
         self._snapshots = PeerSnapshots(options.snapshot_every)
+        self.takes_snapshots = options.snapshot_every is not None
+        """Whether parts of the state are copied to neighbours at all."""
         self.moved_bytes = 0
         """Bytes of the state that went from one worker to another for the group that formed last."""
         self._outline: dict[str, bool] = {}
@@ -78,11 +80,6 @@ class ShardedRecovery:
     def detach(self) -> None:
         """Release the group."""
         self._snapshots.detach()
-
-    @property
-    def takes_snapshots(self) -> bool:
-        """Whether parts of the state are copied to neighbours at all."""
-        return self._snapshots.every is not None
 
     def due(self, position: Position) -> bool:
         """Return whether a snapshot is to be taken after a step: it is time, or one was taken in the middle of its body."""

@@ -108,7 +108,7 @@ class SocketExchange:
         """Add up this worker's chunk of each, and collect everybody's."""
         gathering = []
         for target, received, work, done in self._pending:
-            with spans.span(spans.WAITING):
+            with spans.of[spans.WAITING]:
                 work.wait()
             chunk = -(-target.numel() // self._layout.size)
             total = self._add(received)
@@ -120,7 +120,7 @@ class SocketExchange:
             gathering.append((target, result, gathered, total, done))
         self._pending = []
         for target, result, gathered, _, done in gathering:
-            with spans.span(spans.WAITING):
+            with spans.of[spans.WAITING]:
                 gathered.wait()
             if result is not target:
                 target.copy_(result[: target.numel()])
@@ -154,7 +154,7 @@ class TorchExchange:
         """Wait for all of them."""
         pending, self._pending = self._pending, []
         for reduction, done in pending:
-            with spans.span(spans.WAITING):
+            with spans.of[spans.WAITING]:
                 reduction.wait()
             done()
 

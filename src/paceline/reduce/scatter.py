@@ -61,7 +61,7 @@ class Scatter:
             return
         (target, received, work), self._pending = self._pending, None
         if work is not None:
-            with spans.span(spans.WAITING):
+            with spans.of[spans.WAITING]:
                 work.wait()
         rows = received.view(sum(self._layout.counts), -1)
         for into, source in self._layout.program:

@@ -63,16 +63,44 @@ class SharedMemoryExchange:
         """The number that says that all exchanges before it were copied out."""
         self._running: list[tuple[int, _Plan, Done]] = []
 
-    def start(self, key: int, parts: Sequence[Tensor], target: Tensor, done: Done) -> None:
-        """Copy in the chunks that others will add; what is larger than the room goes through it in turns."""
-        count, most = target.numel(), ROOM // target.element_size()
-        if count <= most:
-            self._start((key, 0), parts, target, done)
+    def start(self, key: int, parts: Sequence[Tensor], target: Tensor, done: Done, *, low: int = 0) -> None:
+        """Copy in the chunks that others will add; what is larger than the room goes through it in turns.
+
+        `low` is where in its tensor a turn begins.
+        """
+        length = -(-target.numel() * target.element_size() // LINE) * LINE
+        if target.numel() * target.element_size() > ROOM:
+            self._start_in_turns(key, parts, target, done)
             return
+        if self._taken + length > ROOM:
+            self.finish()
+        if not self._taken:
+            self._channel.wait(SUMMED, self._copied)
+        name, form = (key, low), (target.data_ptr(), target.numel(), target.dtype, self._taken)
+        returns = len(parts) == 1 and parts[0] is target and self._forms.get(name) == form
+        plan = self._plans.get(name) if returns else None
+        if plan is None:
+            plan = self._make_plan(self._placed(target), parts, target)
+            # Kept only for what has come back once: torch lays its buckets out anew after the first step, and a plan
+            # would hold the old ones.
+            if returns:
+                self._plans[name] = plan
+            else:
+                self._forms[name] = form
+                self._plans.pop(name, None)
+        self._taken += length
+        for into, source in plan.copy_in:
+            into.copy_(source)
+        self._number += 1
+        self._channel.post(ARRIVED, self._number)
+        self._running.append((self._number, plan, done))
+
+    def _start_in_turns(self, key: int, parts: Sequence[Tensor], target: Tensor, done: Done) -> None:
+        count, most = target.numel(), ROOM // target.element_size()
         for low in range(0, count, most):
             cut = target[low : low + most]
             pieces = [cut if part is target else part[low : low + most] for part in parts]
-            self._start((key, low), pieces, cut, done if low + most >= count else _nothing)
+            self.start(key, pieces, cut, done if low + most >= count else _nothing, low=low)
 
     def finish(self) -> None:
         """Add up this worker's chunk of each in tree order, for the others and for itself, then collect everybody's."""
@@ -96,31 +124,6 @@ class SharedMemoryExchange:
             self._number += 1
             self._copied = self._number
             self._channel.post(SUMMED, self._copied)
-
-    def _start(self, key: _Key, parts: Sequence[Tensor], target: Tensor, done: Done) -> None:
-        length = -(-target.numel() * target.element_size() // LINE) * LINE
-        if self._taken + length > ROOM:
-            self.finish()
-        if not self._taken:
-            self._channel.wait(SUMMED, self._copied)
-        form = (target.data_ptr(), target.numel(), target.dtype, self._taken)
-        returns = len(parts) == 1 and parts[0] is target and self._forms.get(key) == form
-        plan = self._plans.get(key) if returns else None
-        if plan is None:
-            plan = self._make_plan(self._placed(target), parts, target)
-            # Kept only for what has come back once: torch lays its buckets out anew after the first step, and a plan
-            # would hold the old ones.
-            if returns:
-                self._plans[key] = plan
-            else:
-                self._forms[key] = form
-                self._plans.pop(key, None)
-        self._taken += length
-        for into, source in plan.copy_in:
-            into.copy_(source)
-        self._number += 1
-        self._channel.post(ARRIVED, self._number)
-        self._running.append((self._number, plan, done))
 
     def _placed(self, like: Tensor) -> list[Tensor]:
         """Return the slots of the next exchange, one for each subtree of all workers."""

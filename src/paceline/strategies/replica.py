@@ -98,6 +98,9 @@ class Replica:
         placement.adopt(self.optimizer)
         self._buffer_rules, self._shards, self._tuning = inputs.buffer_rules, inputs.shards, inputs.tuning
         self._is_summed = False
+        # Most placements have nothing to do there, and are not asked in every step.
+        self._refreshes = type(placement).refresh is not Placement.refresh
+        self._updates_itself = type(placement).update is not Placement.update
         self._seed_shard: Callable[[int], None] = seeds.seed_everything
         self.graphs: StepGraphs | None = None
         self.take_hold()
@@ -202,7 +205,8 @@ class Replica:
     def look(self, work: StepWork) -> bool:
         """Look at what may have changed since the last step; return whether what trains has, and was wired up anew."""
         self._is_summed = False
-        self.placement.refresh()
+        if self._refreshes:
+            self.placement.refresh()
         # Where this worker computes nothing, those that do refuse it, before they bring anything.
         if self.partial_update.watches and self.placement.computes:
             self.partial_update.check()
@@ -217,25 +221,25 @@ class Replica:
         self.step_state.open = work.index
         buffers = self.buffers
         if work.batches:
-            versions = buffers.open_shard(self.model) if buffers.active else {}
+            versions = buffers.open_shard(self.placement.model) if buffers.active else {}
             self._seed_shard(work.seed)
-            for batch in spans.each(spans.DATA, work.batches):
+            for batch in work.batches:
                 hit(FORWARD)
                 self.world.status_page.batch()
-                with spans.span(spans.DATA):
+                with spans.of[spans.DATA]:
                     placed = self.placed(batch)
-                with spans.span(spans.FORWARD):  # the loss is computed by whoever takes the batch
+                with spans.of[spans.FORWARD]:  # the loss is computed by whoever takes the batch
                     if self.schedule.open_batch is not None:
                         self.schedule.open_batch()
                     yield placed
             if buffers.active:
-                buffers.close_shard(work.index, self.model, versions)
-        with spans.span(spans.REDUCTION):
+                buffers.close_shard(work.index, self.placement.model, versions)
+        with spans.of[spans.REDUCTION]:
             self.reducer.close_shard(work.index)
 
     def backward(self, loss: Loss) -> None:
         """Add one batch's gradients; the last one of the step sets off the combination with other workers."""
-        with spans.span(spans.BACKWARD):
+        with spans.of[spans.BACKWARD]:
             self.step_state.enter(loss)
             self.reducer.backward(loss)
 
@@ -246,7 +250,7 @@ class Replica:
 
     def _finish(self) -> None:
         self._is_summed = True
-        with spans.span(spans.REDUCTION):
+        with spans.of[spans.REDUCTION]:
             self.reducer.finish()
 
     def apply(self, max_grad_norm: float | None) -> StepResult:
@@ -267,7 +271,7 @@ class Replica:
                 f"step {self.step_state.work.number}: step.backward was never called, so there is nothing to apply."
             )
         result.scaled = self.scaler is not None
-        with spans.span(spans.OPTIMIZER):
+        with spans.of[spans.OPTIMIZER]:
             try:
                 self._normalise(result, max_grad_norm)
             except NonFiniteLossError:
@@ -276,9 +280,12 @@ class Replica:
         return result
 
     def _update(self, result: StepResult) -> StepResult:
-        with spans.span(spans.OPTIMIZER):
+        with spans.of[spans.OPTIMIZER]:
             hit(OPTIMIZER)
-            self.placement.update(self._optimize, result)
+            if self._updates_itself:
+                self.placement.update(self._optimize, result)
+            else:
+                self._optimize()
         return result
 
     @contextmanager
@@ -297,7 +304,7 @@ class Replica:
         if asks:
             result.check()
         if self.buffers.watched:
-            with spans.span(spans.REDUCTION):
+            with spans.of[spans.REDUCTION]:
                 self.reducer.combine_buffers(self.buffers)
         factor = self.reducer.factor(result)
         if self.step_state.auxiliary.names:

@@ -113,6 +113,13 @@ class StepResult:
         sums = {name: self._arrived(name, entry).tolist() for name, entry in self.terms.items()}
         return {name: total / weight if weight else total for name, (total, weight) in sums.items()}
 
+    def read(self) -> tuple[float, float, float | None, dict[str, float]]:
+        """Return loss, weight, norm of the gradient and auxiliary terms, as the properties of these names give them."""
+        total, weight = self._read or self._wait()
+        terms = self.auxiliary if self.terms else {}
+        norm = None if self.norm is None else self.gradient_norm
+        return total / weight + sum(terms.values()) if terms else total / weight, weight, norm, terms
+
     @property
     def gradient_norm(self) -> float | None:
         """The norm of the true global gradient before clipping, where clipping was asked for."""

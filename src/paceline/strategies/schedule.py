@@ -50,10 +50,11 @@ class Schedule:
     def train(self, passes: Passes, work: StepWork, loss: LossFunction) -> None:
         """Open a step and compute all its passes."""
         passes.open_step(work)
+        model, precision = passes.model, passes.precision
         for shard in work.shards:
             for batch in passes.shard(shard):
-                with passes.precision.autocast():
-                    value = loss(passes.model, batch)
+                with precision.autocast():
+                    value = loss(model, batch)
                 passes.backward(value)
 
     def measure(self, passes: Passes, works: Iterable[StepWork], metrics: MetricsFunction) -> Rows:

@@ -55,7 +55,7 @@ class ServerCalls:
         for future in futures:
             future.when_done(self._ring)
         until: float | None = None
-        with spans.span(spans.WAITING), self._bell:
+        with spans.of[spans.WAITING], self._bell:
             while not all(future.done() for future in futures):
                 if not interruption.raised:
                     interruption.await_change(self._bell)

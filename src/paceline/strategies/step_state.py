@@ -149,7 +149,9 @@ class StepState:
 
     def starts(self, loss: Loss) -> tuple[Tensor, Tensor]:
         """Return the gradients that a pass starts from at the loss and at its statistics."""
-        return self.start(loss.total.dtype), gradients.loss_entry(loss, self.work.size)
+        dtype, size = loss.total.dtype, self.work.size
+        known = self._starts.get((size, dtype)) if self.scaler is None and self.device is self._home else None
+        return self.start(dtype) if known is None else known, gradients.loss_entry(loss, size)
 
     def take(self) -> Gradients:
         """Return the gradients gathered since the last call, auxiliary ones behind the main ones."""

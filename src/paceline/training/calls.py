@@ -60,7 +60,7 @@ class Calls:
         max_grad_norm: float | None = None,
         after_epoch: Callable[[int], None] | None = None,
         order: Order | None = None,
-        stops: Callable[[], bool] = lambda: False,
+        stops: Callable[[], bool] | None = None,
         turns: Sequence[str] = (),
         fresh_batches: bool = False,
     ) -> Iterator[Step]:

@@ -35,9 +35,7 @@ class Hooks:
         self._calls = 0
 
     def step(self, result: StepResult, learning_rate: float | Tensor) -> None:
-        """Call on_step; on a GPU this waits for the numbers of the step."""
-        if STEP not in self.written:
-            return
+        """Call on_step, which the task has written; on a GPU this waits for the numbers of the step."""
         position = self._state.position
         self._call(
             self._task.on_step,

@@ -114,7 +114,7 @@ class Journal:
     def _tell(self, step: Step, result: StepResult, position: Position, seconds: float) -> None:
         if self._lag:
             step.check()
-        self.loss, weight = result.loss, result.weight
+        self.loss, weight, norm, auxiliary = result.read()
         self._epoch_total += self.loss * weight
         self._epoch_weight += weight
         self._emit(
@@ -125,7 +125,7 @@ class Journal:
                 samples=result.size,
                 seconds=seconds,
                 learning_rate=float(step.learning_rate),
-                gradient_norm=result.gradient_norm,
-                auxiliary=result.auxiliary,
+                gradient_norm=norm,
+                auxiliary=auxiliary,
             )
         )

@@ -25,6 +25,9 @@ OTHER = "other"
 class NoProfile:
     """Nobody asked; also the surface that a real one has."""
 
+    measures = False
+    """Whether it is to be told of each step."""
+
     def after_step(self) -> None:
         """Count a step that is done, and begin or end measuring."""
 
@@ -37,6 +40,8 @@ class NoProfile:
 
 class StepProfile(NoProfile):
     """The profile of one worker's steps, written once."""
+
+    measures = True
 
     def __init__(self, folder: Path, device: torch.device, emit: Callable[[Event], None]) -> None:
         self._folder, self._device, self._emit = folder, device, emit

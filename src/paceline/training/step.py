@@ -224,7 +224,9 @@ class Step:
         if self.attempt is not None:
             self.attempt.begin_batches()
         taken = self._watched if self._hidden.watches else self._replica.step
-        return self._guarded(taken, self.work, self._replica.compiled(loss), self._max_grad_norm)
+        if self._replica.compiler is not None:
+            loss = self._replica.compiled(loss)
+        return self._guarded(taken, self.work, loss, self._max_grad_norm)
 
     def _watched(self, work: StepWork, loss: LossFunction, max_grad_norm: float | None) -> StepResult:
         with self._hidden.passes():
@@ -252,7 +254,7 @@ class Step:
         interruption = self._world.interruption
         interruption.forsaken = self._check_present
         try:
-            with self._guard.updating():
+            with self._guard:  # as `updating` returns it
                 self.result = action(*arguments)
         except NonFiniteLossError as error:
             raise explain(

@@ -28,6 +28,8 @@ from paceline.world import seeds, spans
 from paceline.world.fault_points import DATA, hit
 from paceline.world.status_page import Kind, Phase
 
+_STEP, _DATA, _COMPUTE = Kind.STEP, Phase.DATA, Phase.COMPUTE
+
 
 @dataclass(frozen=True, kw_only=True)
 class Call:
@@ -40,8 +42,8 @@ class Call:
     steps: int | None
     max_grad_norm: float | None
     after_epoch: Callable[[int], None] | None
-    stops: Callable[[], bool]
-    """Whether to end where the run stands, alike on all workers."""
+    stops: Callable[[], bool] | None
+    """Whether to end where the run stands, alike on all workers; None where nothing ends it early."""
     turns: Turns
 
     @property
@@ -75,7 +77,7 @@ class Stepping:
     @property
     def end(self) -> float:
         """The step at which the call ends, as far as that is known."""
-        if self.call.stops():
+        if self.call.stops is not None and self.call.stops():
             return self.core.state.position.number
         stop_at = self.core.state.stop_at
         return self.last if stop_at is None else min(self.last, stop_at)
@@ -84,7 +86,8 @@ class Stepping:
         """Yield the steps from where the run stands to its end, with the checkpoints and measurements on the way."""
         state = self.core.state
         save_every = state.options.save_every
-        due = Every.parse(save_every) if save_every else Every()
+        every = Every.parse(save_every) if save_every else Every()
+        profile = self.core.profile
         state.stand_at(state.position)
         while self.left:
             before = state.position
@@ -93,9 +96,11 @@ class Stepping:
                     state.seed_loop("step", step.number)
                 yield step
                 self._end(step)
-                self.core.profile.after_step()
+                if profile.measures:
+                    profile.after_step()
                 number = state.position.number
-                self.saving.after_body(again=step.again, due=due.after_step(number), last=number >= self.end)
+                due = every.steps is not None and every.after_step(number)
+                self.saving.after_body(again=step.again, due=due, last=number >= self.end)
             if state.position.number >= self.end and state.position.step != self.call.loader.steps_per_epoch:
                 break
             if state.position == before and before.step == 0:
@@ -110,9 +115,9 @@ class Stepping:
                 continue
             position = state.position
             self.saving.after_body(
-                again=False, due=due.after_epoch(position.epoch), last=position.number >= self.end
+                again=False, due=every.after_epoch(position.epoch), last=position.number >= self.end
             )
-        self.core.profile.end()
+        profile.end()
 
     def _end_epoch(self) -> None:
         """Do what the loop does between two epochs, and have a schedule go on that counts them."""
@@ -134,7 +139,7 @@ class Stepping:
         while state.position.number < self.end:
             # Once for each group: whoever is there now has other shards to read.
             generation, status_page = state.world.generation, state.world.status_page
-            status_page.begin(Kind.STEP, state.position.number, Phase.DATA)
+            status_page.begin(_STEP, state.position.number, _DATA)
             position = state.position
             known = state.epoch_starts.state_at(position)
             coming = read_alike(self.call.loader, state.world, TRAINING, position.epoch, position.step, known)
@@ -161,7 +166,7 @@ class Stepping:
                     break
                 if state.position.number >= self.end:
                     return
-                status_page.begin(Kind.STEP, state.position.number, Phase.DATA)
+                status_page.begin(_STEP, state.position.number, _DATA)
             else:
                 if (body := state.broken_body) is None:
                     return
@@ -169,6 +174,8 @@ class Stepping:
                 yield self._make(empty, body.number, broken=body)
 
     def _note_state(self, position: Position, data: StepData) -> None:
+        if data.state is None and data.note is None:
+            return
         note = self.core.state.epoch_starts.note_state(position, data)
         if note is not None:
             self.core.state.emit(Note(text=note))
@@ -206,13 +213,15 @@ class Stepping:
         own_loop = state.task is None
         if replica.turns is not None:
             replica.turns.take(self.call.turns.at(state.position))
-        state.world.status_page.enter(Phase.COMPUTE)
+        state.world.status_page.enter(_COMPUTE)
+        # Rows of a data set that lies on the device; a captured step gathers them itself.
+        gathers = replica.graphs is None and state.world.device.type != "cpu"
         shards = [
             ShardWork(
                 shard.index,
                 seeds.derive(seed, "shard", number, shard.index),
                 shard.samples,
-                shard.batches if replica.graphs is not None else gathered(shard.batches),
+                gathered(shard.batches) if gathers else shard.batches,
             )
             for shard in data.shards
         ]
@@ -233,7 +242,7 @@ class Stepping:
         if replica.turns is not None:
             step.turn = self.call.turns.at(state.position)
         state.step = step
-        self.core.loop.hidden.enter(replica.model, state.task, sharded=self._sharded)
+        self.core.loop.hidden.enter(replica.placement.model, state.task, sharded=self._sharded)
         return step
 
     def _applied(self, step: Step) -> None:
@@ -266,7 +275,8 @@ class Stepping:
                 self._schedules_seen = True
                 self._check_schedules()
             self.core.loop.guard.end_step()
-        if self.core.sharded.due(self.core.state.position):
+        sharded = self.core.sharded
+        if sharded.takes_snapshots and sharded.due(self.core.state.position):
             self.group.take_snapshot()
 
     def _check_schedules(self) -> None:

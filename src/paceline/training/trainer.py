@@ -23,7 +23,7 @@ from paceline.training.averaging import check_averages, keep_average
 from paceline.training.checks.before_first_step import check_shards, near_names
 from paceline.training.checks.counters import Modes
 from paceline.training.description import about_task
-from paceline.training.hooks import EPOCH, EVAL, Hooks
+from paceline.training.hooks import EPOCH, EVAL, STEP, Hooks
 from paceline.training.horizon import choose_horizon, is_forgotten, make_schedule, refuse_forgotten
 from paceline.training.judging import NAME, Judge
 from paceline.training.options import Every
@@ -89,23 +89,25 @@ class Trainer:
                 continue
 
     def _steps(self) -> None:
-        state, epochs = self._state, None if self.steps is not None else self.epochs
+        state, epochs, judge = self._state, None if self.steps is not None else self.epochs, self._judge
+        tells, evaluates = STEP in self._hooks.written, self._evaluates.steps is not None
         for step in self._engine.calls.steps(
             self.loader,
             epochs=epochs,
             steps=self.steps,
             max_grad_norm=self.max_grad_norm,
             after_epoch=self._after_epoch,
-            stops=lambda: self._judge.stops,
+            stops=None if judge.stopping is None else lambda: judge.stops,
         ):
             result = step.compute(self.task.loss)
             if result.again:
                 continue
-            text = self._modes.note_of_change(self.task, state.replica.model, step.number)
+            text = self._modes.note_of_change(self.task, state.replica.placement.model, step.number)
             if text is not None:
                 state.emit(Note(text=text))
-            self._hooks.step(result, step.learning_rate)
-            if self._evaluates.after_step(state.position.number):
+            if tells:
+                self._hooks.step(result, step.learning_rate)
+            if evaluates and self._evaluates.after_step(state.position.number):
                 with suppress(WentBackError):
                     self._measure(state.position.epoch + 1, due=True)
 

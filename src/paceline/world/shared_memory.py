@@ -96,7 +96,7 @@ class SharedMemoryChannel:
         """Wait until everybody else's flag has reached `value`: what they stored before is here to be loaded."""
         for other, word in enumerate(self._words[flag]):
             if other != self.rank and self._flags[word] < value:
-                with spans.span(spans.WAITING):
+                with spans.of[spans.WAITING]:
                     self._wait_word(word, value, other)
         if self._fences:
             futex.barrier()

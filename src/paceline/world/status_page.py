@@ -173,10 +173,11 @@ class StatusPage(NoStatusPage):
 
     def begin(self, kind: Kind, step: int, phase: Phase = Phase.COMPUTE) -> None:
         """Begin an operation, in some phase; one that was in flight counts as broken off."""
-        self.enter(phase)
+        counts, now = self._counts, monotonic()
         self._spent = [0.0] * _PHASES
-        self._kind, self._began = kind, self._since
-        counts = self._counts
+        self._kind, self._phase = kind, phase
+        self._since = self._began = now
+        counts[_PHASE] = int(now * _NANOSECONDS) << _PHASE_BITS | phase
         counts[_BEAT] |= 1
         if _FENCES:
             barrier()

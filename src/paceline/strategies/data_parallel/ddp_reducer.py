@@ -235,7 +235,7 @@ class DdpReducer(Reducer):
             self.exchange.lay_out(bucket.index(), self._spans(bucket, buffer))
         # An exchange without room left waits for the others.
         before = self.world.status_page.enter(COMMUNICATION)
-        with spans.span(spans.REDUCTION):
+        with spans.of[spans.REDUCTION]:
             self.exchange.start(bucket.index(), parts, buffer, partial(future.set_result, buffer))
             if bucket.is_last():
                 self._last_bucket_seen = True

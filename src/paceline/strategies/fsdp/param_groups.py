@@ -361,7 +361,7 @@ class _Reduce(fsdp.ReduceScatter):
     ) -> dist.Work | None:
         """Add the gradients of a parameter group up over all workers."""
         self._param_group.reduced = True
-        with spans.span(spans.REDUCTION):
+        with spans.of[spans.REDUCTION]:
             self._listener.reduces(self._param_group, input_tensor, output_tensor)
         return None
 

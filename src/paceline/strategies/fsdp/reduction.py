@@ -171,7 +171,7 @@ class Reduction:
     def outlive(self, action: Callable[[], Value], otherwise: Callable[[], Value]) -> Value:
         """Return what a message of a pass came to, or something else in its place where its step is discarded."""
         before = self._place.status_page.enter(_COMMUNICATION)
-        with spans.span(spans.WAITING):
+        with spans.of[spans.WAITING]:
             made: Value = self._place.interruption.outlive(action, otherwise)
         self._place.status_page.enter(before)
         return made

@@ -133,6 +133,8 @@ def is_mean(total: Tensor, weight: object) -> bool:
     """
     if total.grad_fn is None or (isinstance(weight, int | float) and weight <= 1):
         return False
+    if total.grad_fn.name() not in _LOOKED_THROUGH:
+        return _takes_mean(total.grad_fn, weight)
     addends = _addends(total.grad_fn)
     if len(addends) > _MOST_ADDENDS:
         return False

@@ -97,12 +97,13 @@ class Samples:
 
     def changed(self, before: list[Tensor]) -> list[int]:
         """Return the places of tensors whose numbers are no longer what `take` gave before."""
+        now = self.take()
+        if all(map(torch.equal, before, now)):
+            return []
         owners = [owners for owners in self._owners.values() if owners]
-        pairs = zip(owners, before, self.take(), strict=True)
         return [
             held[place]
-            for held, old, new in pairs
-            if not torch.equal(old, new)
+            for held, old, new in zip(owners, before, now, strict=True)
             for place in (old != new).nonzero().flatten().tolist()
         ]
 

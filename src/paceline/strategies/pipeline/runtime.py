@@ -58,18 +58,18 @@ class PipelineRuntime:
             stage, micro = self._stages[action.stage], self._micros[action.micro]
             if action.kind is Kind.FORWARD:
                 stage.open_shard(micro)
-                with spans.span(spans.FORWARD):
+                with spans.of[spans.FORWARD]:
                     value = self._forward(action, loss)
                     stage.close_shard(micro)
                 if stage.last:
                     reducer.add_loss(micro, value)
             elif action.kind is Kind.BACKWARD_WEIGHT:
                 if (action.stage, action.micro) not in self._complete:
-                    with spans.span(spans.BACKWARD):
+                    with spans.of[spans.BACKWARD]:
                         made = [stage.backward_weight(action.micro)]
                     reducer.add_gradients(micro, stage, made)
             elif action.kind in (Kind.BACKWARD, Kind.BACKWARD_INPUT):
-                with spans.span(spans.BACKWARD):
+                with spans.of[spans.BACKWARD]:
                     self._backward(action, reducer)
             else:
                 self._carry(action)
@@ -118,7 +118,7 @@ class PipelineRuntime:
             self._links.send((action.stage - 1) % workers, (terms, there), tensors)
         else:
             side = -1 if action.kind is Kind.RECEIVE_INPUT else 1
-            with spans.span(spans.WAITING):
+            with spans.of[spans.WAITING]:
                 self._messages[key] = self._links.receive((action.stage + side) % workers)
 
     def _returned(self, key: tuple[int, int]) -> tuple[Returned, list[str]]:

@@ -38,20 +38,20 @@ class Marks:
         """`tensors` may hold what is none; `others` are known by their identity alone."""
         # The objects are held, so that no other one comes to be where they were.
         self.tensors, self.others = tensors, others
-        self.counts: list[Any]
-        try:
-            self.counts = list(map(write_count, tensors))
-        except (AttributeError, RuntimeError):
-            self.counts = list(map(_count, tensors))
+        self.counts = _counts(tensors)
 
     def __eq__(self, other: object) -> bool:
         """Return whether nothing was written or replaced from one to the other."""
-        return (
+        return self is other or (
             isinstance(other, Marks)
             and self.counts == other.counts
             and are_same(self.tensors, other.tensors)
             and are_same(self.others, other.others)
         )
+
+    def hold(self, tensors: list[Tensor]) -> bool:
+        """Return whether these tensors are those that were there, and none was written to since."""
+        return are_same(tensors, self.tensors) and self.counts == _counts(tensors)
 
     def buffers_differ(self, later: Marks, *, but: Set[int]) -> bool:
         """Return whether a buffer was written to, replaced or taken away since; those with one of the ids `but` may be."""
@@ -69,6 +69,13 @@ class Marks:
 def are_same(these: Sequence[Any], those: Sequence[Any]) -> bool:
     """Return whether two lists hold the same objects."""
     return len(these) == len(those) and all(map(is_, these, those))
+
+
+def _counts(tensors: list[Any]) -> list[Any]:
+    try:
+        return list(map(write_count, tensors))
+    except (AttributeError, RuntimeError):
+        return list(map(_count, tensors))
 
 
 def _count(one: Any) -> Any:
@@ -106,6 +113,7 @@ class ModuleMarks:
         self._children, self._tables = list(filter(None, children)), list(filter(None, tables))
         self._known = _values(self._children)
         self._some_absent = any(map(is_absent, _values(self._tables)))
+        self._noted: Marks | None = None
 
     def note(self) -> Marks:
         """Return marks of every parameter, buffer and module that is there now."""
@@ -115,7 +123,10 @@ class ModuleMarks:
         tensors = [one for one in _values(self._tables) if one is not None]
         if self._some_absent:
             tensors = [one for one in tensors if not is_absent(one)]
-        return Marks(tensors, self._known)
+        noted = self._noted
+        if noted is None or not noted.hold(tensors):
+            noted = self._noted = Marks(tensors, self._known)
+        return noted
 
 
 _TENSORS: tuple[Callable[[nn.Module], dict[str, Any]], ...] = (parameters_of, buffers_of)
