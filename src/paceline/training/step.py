@@ -14,6 +14,7 @@ from paceline.recovery.agreement import OpenBody
 from paceline.recovery.membership import STEP
 from paceline.recovery.recovery import Recovery
 from paceline.strategies.base import LossFunction, StepWork
+from paceline.strategies.in_turns.outside import of_own
 from paceline.strategies.replica import Replica
 from paceline.strategies.result import StepResult
 from paceline.task import Loss, Weight
@@ -238,7 +239,8 @@ class Step:
         if self.attempt is not None:
             self.attempt.begin_batches()
         taken = self._watched if self._hidden.watches else self._replica.step
-        return self._guarded(taken, self.work, self._replica.compiled(loss), self._max_grad_norm)
+        loss = of_own(self._replica.model, self._replica.compiled(loss))
+        return self._guarded(taken, self.work, loss, self._max_grad_norm)
 
     def _watched(self, work: StepWork, loss: LossFunction, max_grad_norm: float | None) -> StepResult:
         with self._hidden.passes():
