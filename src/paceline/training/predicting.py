@@ -54,7 +54,11 @@ class Predicting:
             check_path(out)
         given = isinstance(data, ShardedLoader)
         loader = (
-            data if given else self.core.loaders.open(in_order(data), batch_size=batch_size, shuffle=False)
+            data
+            if given
+            else self.core.loaders.open(
+                in_order(data), batch_size=batch_size, shuffle=False, every_sample=True
+            )
         )
         _check_order(loader)
         self.group.take_snapshot()
