@@ -42,6 +42,7 @@ def predict(
     from paceline.launch.console import Console
     from paceline.observe.progress import open_progress
 
+    RunOptions.read(given)  # before it is looked for a run
     before = folder.read_spec(run)
     # The run is resumed where it stands, so it takes no step.
     step = newest_readable(run, Manifest.read)[1].position["number"]
