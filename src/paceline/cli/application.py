@@ -15,6 +15,7 @@ from paceline.cli import (
     export,
     inspect,
     new,
+    predict,
     resize,
     rollouts,
     script,
@@ -61,6 +62,7 @@ def _root(
 
 
 app.command("train", cls=GroupedCommand)(train.train)
+app.command("predict", cls=GroupedCommand)(predict.predict)
 app.command("new")(new.new)
 app.command("resize")(resize.resize)
 app.command("stop")(stop.stop)

@@ -3,14 +3,22 @@
 from __future__ import annotations
 
 import atexit
+import dis
 import sys
 import threading
 import weakref
+from types import FrameType
 
 frame = sys._getframe
 """Return the frame of the caller, or of one so many calls above."""
+_UNPACKING = {dis.opmap["UNPACK_SEQUENCE"], dis.opmap["UNPACK_EX"]}
 run_exit_functions = atexit._run_exitfuncs
 """Call what was registered with `atexit`, as the interpreter does at its end."""
+
+
+def unpacks(caller: FrameType) -> bool:
+    """Return whether what a frame is doing is `x, y = value`, also as `for x, y in values`, where it called `iter(value)`."""
+    return caller.f_code.co_code[caller.f_lasti] in _UNPACKING
 
 
 def end_interpreter() -> None:

@@ -49,8 +49,19 @@ def is_loader(data: Any) -> bool:
     return isinstance(data, DataLoader)
 
 
-def settings_of(loader: DataLoader[Any]) -> LoaderSettings:
-    """Return what a DataLoader says; raise where it asks for batches or an order that would not be kept."""
+def drops_rest(loader: DataLoader[Any]) -> bool:
+    """Return whether a DataLoader leaves out the samples of a data set that do not make up a last batch."""
+    batches: Any = loader.batch_sampler
+    if is_stream(loader.dataset) or not is_plain(batches) or not batches.drop_last:
+        return False
+    return bool(len(batches.sampler) % batches.batch_size)
+
+
+def settings_of(loader: DataLoader[Any], *, every_sample: bool = False) -> LoaderSettings:
+    """Return what a DataLoader says; raise where it asks for batches or an order that would not be kept.
+
+    `every_sample` leaves none out, whatever its `drop_last` says.
+    """
     kind = type(loader).__name__
     if type(loader).__iter__ is not DataLoader.__iter__ and kind != STATEFUL:
         raise InputError(f"a {kind} makes its batches in a way of its own, which would be lost. {INSTEAD}")
@@ -72,7 +83,7 @@ def settings_of(loader: DataLoader[Any]) -> LoaderSettings:
             )
         return _settings(loader, loader.dataset, batch_size, False, None)
     dataset, shuffle, order = order_of(sampler, loader.dataset)
-    if drop_last:
+    if drop_last and not every_sample:
         order = without_rest(dataset, shuffle, order, batch_size)
     return _settings(loader, dataset, batch_size, shuffle, order)
 
@@ -92,10 +103,10 @@ def _settings(
 
 
 def merged(
-    loader: DataLoader[Any], batch_size: int | None, options: Mapping[str, Any]
+    loader: DataLoader[Any], batch_size: int | None, options: Mapping[str, Any], *, every_sample: bool = False
 ) -> tuple[Any, int, dict[str, Any]]:
     """Return data set, batch size and options of a ShardedLoader, where a DataLoader and the caller say what they should be."""
-    said = settings_of(loader)
+    said = settings_of(loader, every_sample=every_sample)
     kind = type(loader).__name__
     if said.batch_size is None and batch_size is None:
         raise InputError(

@@ -19,6 +19,7 @@ from paceline.data.permutation import EpochPermutation
 from paceline.data.reading import Collate, SampleReader, reader_of
 from paceline.data.repeats import repeated
 from paceline.data.resident import ResidentReader
+from paceline.data.samplers import WholeBatches
 from paceline.data.shards import steps_per_epoch
 from paceline.data.step_data import StepData
 from paceline.data.stream import LoadedStream, Stream, is_stream
@@ -90,6 +91,8 @@ class ShardedLoader:
         self.samples: int | None
         self.order: EpochPermutation | None = None
         """Where each position of an epoch finds its sample; None where it has an order of its own, as streams have."""
+        self.drops_rest = isinstance(order, WholeBatches)
+        """Whether samples that make up no whole batch are left out."""
         self.uneven = order is not None
         """Whether batches in the middle of an epoch may be smaller than the others."""
         cut: dict[str, Any] = {

@@ -11,6 +11,7 @@ from typing import Any, get_type_hints
 
 from paceline import strategies
 from paceline.errors import InputError, UnknownNameError
+from paceline.launch.own_frames import hide_own_frames
 from paceline.launch.resumed import options_over
 from paceline.option_fields import Options, flag, known_options, shown
 from paceline.strategies.tuning import Tuning
@@ -133,6 +134,7 @@ def errors_in_keywords(words: Callable[[str], str] | None = None) -> Iterator[No
     try:
         yield
     except InputError as error:
+        hide_own_frames()
         text = (words or in_keywords)(str(error))
         if text == str(error):
             raise

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Protocol
 
@@ -58,8 +58,8 @@ class Placement(ABC):
     """How much of the model this worker's optimizer updates in one step."""
     notes: Sequence[str] = ()
     """What a user should know of how the model was placed."""
-    slots_with_weights: bool = True
-    """Whether what the optimizer keeps of a parameter lies on every worker that computes with it, beside it."""
+    substitutes: bool = True
+    """Whether what the optimizer keeps of a parameter can stand in its place on every worker that computes with it."""
     carried: Mapping[str, Any] = {}
     """What a group that forms anew may want to know of this one, by name."""
 
@@ -111,6 +111,19 @@ class Placement(ABC):
     def measuring(self) -> Iterator[None]:
         """Put in place the values that an evaluation begins with, for the duration of the context."""
         yield
+
+    @contextmanager
+    def substituted(self, swap: Callable[[], None]) -> Iterator[None]:
+        """Compute with other values than the weights for the duration of the context, on all workers.
+
+        `swap` exchanges them for the weights where the optimizer keeps them, and back. No message is needed at the end, where the
+        group may be broken.
+        """
+        swap()
+        try:
+            yield
+        finally:
+            swap()
 
     def update(self, optimize: Optimize, result: StepResult) -> None:  # noqa: ARG002
         """Update the weights; every gradient sum of the step has arrived."""

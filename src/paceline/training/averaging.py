@@ -43,22 +43,22 @@ def keep_average(optimizer: Optimizer, average: Average, taken: Callable[[], int
 
 def check_averages(average: Average | None, replica: Replica) -> None:
     """Raise where weights and their averages lie on different workers, and the averages are to be evaluated."""
-    if average is not None and average.evaluated and not replica.placement.slots_with_weights:
+    if average is not None and average.evaluated and not replica.placement.substitutes:
         raise InputError(
-            "average: this strategy keeps averages on other workers than the weights that they are evaluated in place of. Use "
-            "single, dp, ddp (without --shard-optimizer), fsdp or pp, or Average(..., evaluated=False)."
+            "average: this strategy (hybrid, or --staleness) cannot evaluate averages in the place of the weights. Use "
+            "single, dp, ddp, fsdp, pp or ps, or Average(..., evaluated=False)."
         )
 
 
 @contextmanager
 def averages_in_place(average: Average | None, replica: Replica) -> Iterator[None]:
     """Put the averages in the place of the weights, for the duration of the context."""
-    pairs = [] if average is None or not average.evaluated else list(_pairs(replica.optimizer))
-    _swap(pairs)
-    try:
+    if average is None or not average.evaluated:
         yield
-    finally:
-        _swap(pairs)
+        return
+    pairs = list(_pairs(replica.optimizer))
+    with replica.placement.substituted(lambda: _swap(pairs)):
+        yield
 
 
 def _pairs(optimizer: Optimizer) -> Iterator[tuple[Tensor, Tensor]]:

@@ -14,6 +14,7 @@ from paceline.data.resident import gathered
 from paceline.declared import Collected
 from paceline.errors import InputError
 from paceline.strategies.base import MetricsFunction, Rows, ShardWork, StepWork
+from paceline.strategies.in_turns.outside import own_model
 from paceline.strategies.replica import Replica
 from paceline.task import Mean, as_float
 from paceline.training.checks.same_stream import EVALUATION, read_alike
@@ -99,7 +100,7 @@ def combine(rows: Rows, world: World) -> dict[str, float]:
 
 def _checked(metrics: MetricsFunction) -> MetricsFunction:
     def measure(model: Any, batch: Any) -> dict[str, Any]:
-        values = metrics(model, batch)
+        values = metrics(own_model(model), batch)
         if not isinstance(values, dict):
             raise InputError(
                 "metrics() must return a dict of paceline.Mean(total, weight), so that the mean over all workers is exact; "

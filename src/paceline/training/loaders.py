@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from paceline.data import Order, ShardedLoader, owned_shards
-from paceline.data.loaders import is_loader, merged, note_batches
+from paceline.data.loaders import drops_rest, is_loader, merged, note_batches
 from paceline.errors import InputError
 from paceline.observe import Note
 from paceline.training.state import RunState
@@ -21,13 +21,22 @@ class OpenLoaders:
         self._open: list[ShardedLoader] = []
         self._doubted = False
         """Whether the user was told that a list may hold batches: once a run is enough."""
+        self._counted_rest = False
+        """Whether the user was told that drop_last leaves nothing out of an evaluation."""
 
-    def open(self, data: Any, *, batch_size: int | None = None, **loading: Any) -> ShardedLoader:
-        """Open this worker's shards of a data set, or of a DataLoader's; `batch_size` is the GLOBAL one, 32 by default."""
+    def open(
+        self, data: Any, *, batch_size: int | None = None, every_sample: bool = False, **loading: Any
+    ) -> ShardedLoader:
+        """Open this worker's shards of a data set, or of a DataLoader's; `batch_size` is the GLOBAL one, 32 by default.
+
+        `every_sample` is for what is measured: a DataLoader's `drop_last` is for training then.
+        """
         options = self._state.options
         loading = {"num_workers": options.num_workers, **loading}
         if is_loader(data):
-            data, batch_size, loading = merged(data, batch_size, loading)
+            if every_sample and drops_rest(data):
+                self._note_rest(data)
+            data, batch_size, loading = merged(data, batch_size, loading, every_sample=every_sample)
         if batch_size is None:
             batch_size = getattr(loading.get("order"), "batch_size", None)
         doubt = None if self._doubted else note_batches(data)
@@ -47,6 +56,12 @@ class OpenLoaders:
         )
         self._open.append(made)
         return made
+
+    def _note_rest(self, loader: Any) -> None:
+        if not self._counted_rest:
+            self._counted_rest = True
+            text = "every sample is measured once, those too that drop_last=True of the {} would leave out"
+            self._state.emit(Note(text=text.format(type(loader).__name__)))
 
     def opened(self, data: Any, *, batch_size: int | None, order: Order | None) -> ShardedLoader:
         """Return the loader of what a call of `run.steps` goes through, which may be one already."""

@@ -8,6 +8,7 @@ from typing import Any
 
 from paceline.checkpoint.fingerprint import digest, weights_sha256
 from paceline.data import ShardedLoader
+from paceline.errors import InputError
 from paceline.observe import Note
 from paceline.recovery.membership import EVALUATE, SAVE
 from paceline.state.chunks import MODEL, collect, survey
@@ -38,7 +39,16 @@ class Measuring:
             measured = self.core.history.outcomes.next(self.core.history.call, name)
             return measured
         given = isinstance(data, ShardedLoader)
-        loader = data if given else self.core.loaders.open(data, batch_size=batch_size, shuffle=False)
+        loader = (
+            data
+            if given
+            else self.core.loaders.open(data, batch_size=batch_size, shuffle=False, every_sample=True)
+        )
+        if loader.drops_rest:
+            raise InputError(
+                "run.evaluate measures every sample, and this loader was opened with drop_last=True. Give run.evaluate the "
+                "DataLoader or the data set itself."
+            )
         self.group.take_snapshot()
 
         def measure() -> dict[str, float]:

@@ -15,6 +15,7 @@ from paceline.data import ShardedLoader
 from paceline.data.parts import in_order
 from paceline.errors import InputError
 from paceline.recovery.membership import EVALUATE
+from paceline.strategies.in_turns.outside import own_model
 from paceline.training.averaging import averages_in_place
 from paceline.training.core import EngineCore
 from paceline.training.evaluation import measured
@@ -53,7 +54,11 @@ class Predicting:
             check_path(out)
         given = isinstance(data, ShardedLoader)
         loader = (
-            data if given else self.core.loaders.open(in_order(data), batch_size=batch_size, shuffle=False)
+            data
+            if given
+            else self.core.loaders.open(
+                in_order(data), batch_size=batch_size, shuffle=False, every_sample=True
+            )
         )
         _check_order(loader)
         self.group.take_snapshot()
@@ -98,7 +103,7 @@ def _check_order(loader: ShardedLoader) -> None:
 
 def _checked(function: Function) -> Callable[[nn.Module, Any], Outputs]:
     def predict(model: nn.Module, batch: Any) -> Outputs:
-        made = function(model, batch)
+        made = function(own_model(model), batch)
         outputs = {ONE: made} if isinstance(made, Tensor) else made
         if (
             not isinstance(outputs, Mapping)

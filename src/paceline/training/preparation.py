@@ -19,6 +19,7 @@ from paceline.strategies.compiled import compile_calls
 from paceline.strategies.epoch_schedules import OnMetric
 from paceline.strategies.guards.schedules import check_parts
 from paceline.strategies.in_turns.optimizers import Optimizers
+from paceline.strategies.in_turns.outside import own_model
 from paceline.strategies.precision import Precision
 from paceline.strategies.replica import Replica
 from paceline.strategies.structure import Structure
@@ -76,9 +77,9 @@ class Preparation:
             precision = Precision("fp32", state.world.device)  # no hooks for it: calls have it now
         self._handle = Handle(replica, precision)
         optimizers = replica.optimizer
-        return replica.model, dict(optimizers.optimizers) if isinstance(
-            optimizers, Optimizers
-        ) else optimizers
+        if isinstance(optimizers, Optimizers):
+            return replica.model, dict(optimizers.optimizers)
+        return own_model(replica.model), optimizers
 
     def prepare_replica(
         self,

@@ -166,7 +166,8 @@ class Run:
     ) -> dict[str, float]:
         """Measure a data set exactly; metrics are as in `Task.metrics`. All workers must call it."""
         with self._engine.replay.own_turn():
-            data = data.sharded if isinstance(data, PreparedLoader) else data
+            if isinstance(data, PreparedLoader):
+                data = data.source if data.sharded.drops_rest else data.sharded
             return self._engine.measuring.evaluate(data, metrics, batch_size=batch_size)
 
     def log(self, values: Mapping[str, Any]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any, TypeAlias, cast
 
 from torch import nn
@@ -10,10 +11,13 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from paceline.errors import InputError, UnknownNameError
+from paceline.strategies.buffers.buffers import Rule
 from paceline.strategies.catalogue import Entry
 from paceline.strategies.in_turns.models import Models, check_names
 from paceline.strategies.in_turns.optimizers import Optimizers
+from paceline.strategies.in_turns.outside import MODEL, WithOutside, parameters_outside
 from paceline.strategies.in_turns.schedules import Schedules
+from paceline.strategies.structure import Structure
 from paceline.training.options import RunOptions
 
 MakeModel: TypeAlias = Callable[[], nn.Module]
@@ -98,6 +102,40 @@ def joined_schedules(given: GivenScheduler) -> LRScheduler | MakeScheduler | Non
         return Schedules(made, optimizer)
 
     return cast(MakeScheduler, make)  # it steps as a schedule does
+
+
+Rules: TypeAlias = Mapping[str, Rule]
+
+
+def with_outside(
+    options: RunOptions,
+    entry: Entry,
+    model: nn.Module,
+    optimizer: Optimizer,
+    rules: Rules,
+    structure: Structure,
+) -> tuple[nn.Module, Rules, Structure]:
+    """Put parameters that the optimizer has and the model has not beside it; what it has is named behind `model.` then."""
+    outside = [] if isinstance(optimizer, Optimizers) else parameters_outside(model, optimizer)
+    if not outside:
+        return model, rules, structure
+    for asked, name in (
+        (not entry.several or entry.sharded, f"--strategy {options.strategy}"),
+        (options.compile, "--compile"),
+        (options.tuning.offload, "--offload"),
+    ):
+        if asked:
+            raise InputError(
+                f"the optimizer holds a parameter of shape {tuple(outside[0].shape)} that the model has not, and {name} trains "
+                "the model's own. Put it in the model (self.scale = nn.Parameter(...), read in forward), or use single, dp, ddp "
+                "or ps without it."
+            )
+    blocks = structure.blocks and [f"{MODEL}.{name}" for name in structure.blocks]
+    return (
+        WithOutside(model, outside),
+        {f"{MODEL}.{name}": rule for name, rule in rules.items()},
+        replace(structure, blocks=blocks),
+    )
 
 
 def check_several(options: RunOptions, entry: Entry, *, with_optimizers: bool) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
@@ -14,6 +14,7 @@ from paceline.recovery.agreement import OpenBody
 from paceline.recovery.membership import STEP
 from paceline.recovery.recovery import Recovery
 from paceline.strategies.base import LossFunction, StepWork
+from paceline.strategies.in_turns.outside import of_own
 from paceline.strategies.replica import Replica
 from paceline.strategies.result import StepResult
 from paceline.task import Loss, Weight
@@ -23,6 +24,11 @@ from paceline.training.checks.nonfinite import explain
 from paceline.training.user_loop.attempt import Attempt
 from paceline.training.user_loop.loop_guard import LoopGuard
 from paceline.world import World, determinism
+
+_NO_BATCH = (
+    "this loop gives steps, and one was used as a batch. A step has this worker's batches: write `for step in loader:`, in it "
+    "`for x, y in step:` with `step.backward(losses)`, and behind that `step.apply()` or `optimizer.step()`."
+)
 
 
 class Step:
@@ -115,6 +121,15 @@ class Step:
 
     def __iter__(self) -> Iterator[Any]:
         """Return this worker's batches, shard by shard, each on the device and with its own random streams."""
+        if python.unpacks(python.frame(1)):
+            raise InputError(_NO_BATCH)
+        return self._pass()
+
+    def __getitem__(self, key: Any) -> NoReturn:
+        """Refuse what is done with a batch."""
+        raise InputError(_NO_BATCH)
+
+    def _pass(self) -> Iterator[Any]:
         if self._added:
             raise InputError(
                 f"step {self.number}: the loop goes through the batches a second time, and the gradients of the first are lost. "
@@ -226,6 +241,7 @@ class Step:
         taken = self._watched if self._hidden.watches else self._replica.step
         if self._replica.compiler is not None:
             loss = self._replica.compiled(loss)
+        loss = of_own(self._replica.model, loss)
         return self._guarded(taken, self.work, loss, self._max_grad_norm)
 
     def _watched(self, work: StepWork, loss: LossFunction, max_grad_norm: float | None) -> StepResult:

@@ -29,6 +29,7 @@ from paceline.training.several import (
     joined_models,
     joined_optimizers,
     joined_schedules,
+    with_outside,
 )
 from paceline.training.user_loop.schedules import noted
 from paceline.world import seeds
@@ -57,15 +58,17 @@ def new_parts(
     model, optimizer = joined_models(model), joined_optimizers(optimizer)
     schedule = joined_schedules(scheduler)
     _check_one(model, optimizer, schedule)
-    given = isinstance(model, nn.Module)
+    given, rules, structure = isinstance(model, nn.Module), buffers or {}, structure or Structure()
     if isinstance(model, nn.Module):
+        if isinstance(optimizer, Optimizer):
+            model, rules, structure = with_outside(options, entry, model, optimizer, rules, structure)
         _check_model(model, saved=options.out is not None)
     return StrategyInputs(
         make_model=(lambda: model)
         if isinstance(model, nn.Module)
         else _seeded(model, options.seed, saved=options.out is not None),
         can_rebuild=not (given or isinstance(optimizer, Optimizer)),
-        structure=structure or Structure(),
+        structure=structure,
         tuning=options.tuning,
         make_optimizer=(lambda _: optimizer) if isinstance(optimizer, Optimizer) else optimizer,
         make_scheduler=noted(schedule if callable(schedule) else (lambda _: schedule)),
@@ -74,7 +77,7 @@ def new_parts(
         threads=options.workers if entry.threaded else 1,
         several=several,
         exactness=exactness,
-        buffer_rules=buffers or {},
+        buffer_rules=rules,
         sync_batchnorm=options.sync_batchnorm,
         transport=options.transport,
         compile=options.compile,

@@ -13,6 +13,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from paceline.checkpoint.best import Score, best_of
+from paceline.data import ShardedLoader
 from paceline.data.loaders import is_loader
 from paceline.data.parts import in_order
 from paceline.errors import InputError
@@ -64,11 +65,7 @@ class Trainer:
         self.dataset = task.train_data()
         self.loader = run.loader(self.dataset, batch_size=self.batch_size, order=task.order(), **loading)
         held_out = task.eval_data()
-        self.eval_loader = (
-            None
-            if held_out is None
-            else run.loader(held_out, batch_size=self._eval_batch(held_out), shuffle=False, **loading)
-        )
+        self.eval_loader = None if held_out is None else self._opened(held_out)
         saved = self._engine.preparation.saved_meta()
         self.horizon = choose_horizon(self._planned(), spec.horizon, saved)
         self._forgotten = is_forgotten(spec.horizon, saved)
@@ -213,10 +210,14 @@ class Trainer:
         data = self.task.predict_data()
         if data is None:
             raise InputError("--predict needs data: the task has no predict_data() and no eval_data().")
-        size = self._eval_batch(data)
-        loader = self.run.loader(in_order(data), batch_size=size, shuffle=False, **self._loading)
-        rows = self.run.predict(loader, self.task.predict, out=self.spec.predict)
+        rows = self.run.predict(self._opened(in_order(data)), self.task.predict, out=self.spec.predict)
         return {"predictions": {"rows": rows, "path": str(self.spec.predict)}}
+
+    def _opened(self, data: Any) -> ShardedLoader:
+        """Open what is measured, every sample of it, in order."""
+        return self._engine.loaders.open(
+            data, batch_size=self._eval_batch(data), every_sample=True, shuffle=False, **self._loading
+        )
 
     def _best(self) -> dict[str, Any] | None:
         """Return which evaluation was best, and where its checkpoint lies."""

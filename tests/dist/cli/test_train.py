@@ -105,6 +105,33 @@ def test_ten_steps_and_ten_more_on_other_workers_are_twenty(command, folder):
     assert (again.status, again.err.count("\n"), again.err[:7]) == (2, 1, "error: ")
 
 
+def test_what_a_run_predicts_is_written_and_the_run_is_left_as_it_was(command, folder):
+    run = folder / "run"
+    half = train(command, "--batch-size", "128", "--steps", "2", "--out", run)
+    spec = (run / "spec.json").read_bytes()
+    made = command("predict", run, "--out", "one.safetensors", "--strategy", "single", "--json")
+    assert made.status == 0, made.err
+    told = json.loads(made.out.splitlines()[-1])
+    assert {name: told[name] for name in ("rows", "step", "weights_sha256")} == {
+        "rows": 512,
+        "step": 2,
+        "weights_sha256": half["weights_sha256"],
+    }
+    assert (run / "spec.json").read_bytes() == spec
+    assert [path.name for path in (run / "checkpoints").iterdir()] == ["step-2"]
+    again = command("predict", run, "--out", "two.safetensors", "--workers", "2")
+    assert again.out.splitlines()[-1] == f"two.safetensors: 512 rows, predicted by {run} at step 2"
+    assert (folder / "one.safetensors").read_bytes() == (folder / "two.safetensors").read_bytes()
+    for arguments, words in (
+        ((run, "--out", "one.csv"), "ends in .safetensors or .npy"),
+        ((folder, "--out", "one.npy"), "holds no checkpoint that can be read"),
+        ((run,), "Missing option '--out'"),
+    ):
+        refused = command("predict", *arguments)
+        assert refused.status == 2
+        assert words in " ".join(refused.err.split())
+
+
 def test_progress_is_on_standard_error_and_the_summary_on_standard_output(command, folder):
     ended = command("train", "dense4096", "--steps", 3, "--set", "lr=0.01")
     assert ended.status == 0

@@ -103,8 +103,27 @@ def terms(run: paceline.Run) -> nn.Module:
 
 
 def outside(run: paceline.Run) -> nn.Module:
-    model, scale = Net(), nn.Parameter(torch.ones(2, 5))
-    optimizer = torch.optim.SGD([*model.parameters(), scale], lr=0.1)
+    """A temperature and the weights of two terms, which no module has."""
+    model, temperature, weights = Net(), nn.Parameter(torch.tensor(1.0)), nn.Parameter(torch.zeros(2))
+    model.norm.eval()
+    optimizer = torch.optim.AdamW([*model.parameters(), temperature, weights], lr=0.1)
+    prepared, _ = run.prepare(model, optimizer)
+    assert prepared is model
+    for step in run.steps(data(), batch_size=BATCH, epochs=EPOCHS, max_grad_norm=0.5):
+        for features, labels in step:
+            scores = prepared(features) / temperature
+            terms = torch.stack([F.cross_entropy(scores, labels, reduction="none"), scores.square().mean(1)])
+            step.backward(((-weights).exp() @ terms + weights.sum()).sum(), len(labels))
+        step.apply()
+    assert temperature.item() != 1
+    holder = Net()
+    holder.learned = nn.ParameterList([temperature, weights])
+    return holder
+
+
+def of_another_module(run: paceline.Run) -> nn.Module:
+    model, other = Net(), nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3))
+    optimizer = torch.optim.SGD([*model.parameters(), *other.parameters()], lr=0.1)
     return loop(run, model, optimizer, lambda *_: None)
 
 
@@ -152,9 +171,10 @@ EXACT: dict[str, tuple[Scenario, dict[str, Any]]] = {
     "added": (added, {}),
     "grown": (grown, {}),
     "terms": (terms, {}),
+    "outside": (outside, {}),
 }
 REFUSED: dict[str, tuple[Scenario, dict[str, Any]]] = {
-    "outside": (outside, {}),
+    "of_another_module": (of_another_module, {}),
     "in_the_middle": (in_the_middle, {}),
 }
 
@@ -169,7 +189,7 @@ def test_one_process_trains_what_trains(alone: dict[str, Any]) -> None:
     for name in EXACT:
         assert not isinstance(alone[name], str), (name, alone[name])
     assert not same(alone["unfrozen"], alone["frozen"])
-    assert "shape (2, 5) that the model has not" in alone["outside"]
+    assert "parameters of a Linear that is not in the model" in alone["of_another_module"]
     assert "body.weight began to train (requires_grad) in the middle of a step" in alone["in_the_middle"]
 
 

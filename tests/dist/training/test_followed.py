@@ -16,6 +16,7 @@ from paceline.checkpoint import export
 from paceline.errors import InputError
 from tests.dist.training.followed import Followed, Tied, work
 
+OPTIONS = ("resume", "save_every", "peer_snapshots", "shard_optimizer")
 SAME = ("steps", "samples", "loss", "metrics", "weights_sha256", "stopped_early")
 
 
@@ -23,7 +24,7 @@ def follow(
     folder: Path, strategy: str, workers: int, faults: list[tuple[str, int, int]] | None = None, **asked: Any
 ) -> Any:
     """Train in workers and return what each of them returned."""
-    options = {name: asked.pop(name) for name in ("resume", "save_every", "peer_snapshots") if name in asked}
+    options = {name: asked.pop(name) for name in OPTIONS if name in asked}
     folder.mkdir(exist_ok=True)
     return paceline.launch(
         work,
@@ -95,6 +96,15 @@ def test_a_run_that_was_cut_short_and_lost_its_state(tmp_path: Path, alone: tupl
     # It is at its end: nothing is taken again, and nothing told again.
     assert (log, committed, result["steps"]) == (alone[1][1], [], 30)
     assert (result["metrics"], result["best"]["step"]) == (alone[1][0]["metrics"], 15)
+
+
+@pytest.mark.parametrize(("strategy", "options"), [("ddp", {"shard_optimizer": True}), ("ps", {})])
+def test_averages_that_lie_elsewhere_are_evaluated(
+    strategy: str, options: dict[str, Any], tmp_path: Path, alone: tuple[Path, Any]
+) -> None:
+    """With one owner for each weight, and on servers; a worker is lost in the middle of an evaluation."""
+    outcomes = follow(tmp_path, strategy, 2, [("evaluation", 20, 1)], save_every=6, **options)
+    assert_same(tmp_path, outcomes, alone)
 
 
 def test_what_leaves_a_run_is_what_it_evaluated(tmp_path: Path, alone: tuple[Path, Any]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import warnings
 from collections import OrderedDict
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -277,6 +278,29 @@ def test_indices_of_a_loader_can_be_watched() -> None:
         DataLoader._index_sampler = kept
     assert loaded == [[6], [5]]
     assert seen == [[0, 1], [2]]
+
+
+@leans_on("sys._getframe")
+def test_a_caller_that_unpacks_is_told_from_one_that_iterates() -> None:
+    from paceline.compat import python
+
+    seen = []
+
+    class Pair:
+        def __iter__(self) -> Iterator[int]:
+            seen.append(python.unpacks(python.frame(1)))
+            return iter((1, 2))
+
+    for _ in range(100):  # the interpreter specialises what it has done often
+        for first, second in [Pair()]:
+            del first, second
+        _, *_ = Pair()
+        [first for first, _ in [Pair()]]
+        for _ in Pair():
+            pass
+        [*Pair()]
+        list(enumerate(Pair()))
+    assert seen == 100 * [True, True, True, False, False, False]
 
 
 @leans_on("atexit._run_exitfuncs", "threading._shutdown", "weakref.finalize._registry", "sys._getframe")

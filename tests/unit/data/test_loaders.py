@@ -8,13 +8,15 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
 from torch.utils.data import (
+    BatchSampler,
     DataLoader,
-    Subset,
+    SequentialSampler,
     TensorDataset,
 )
 
-from paceline import Run
+from paceline import Mean, Run
 from paceline.data import ShardedLoader
 from paceline.errors import InputError
 from tests.unit.data.sources import Squares, Stream
@@ -79,19 +81,40 @@ def test_a_loader_is_its_data_set_and_what_it_says(kind: type[DataLoader[Any]]) 
         assert torch.equal(torch.cat(trained(run, loader)[:-1]), 2 * data().tensors[0])
 
 
+def measured_loss(model: Any, batch: Any) -> Any:
+    return {"loss": Mean(losses(model, batch).sum(), len(batch[0]))}
+
+
 def test_evaluation_takes_a_loader_of_any_batch() -> None:
-    def measure(model: Any, batch: Any) -> Any:
-        from paceline import Mean
-
-        return {"loss": Mean(losses(model, batch).sum(), len(batch[0]))}
-
     with opened() as run:
         prepared(run)
-        wanted = run.evaluate(data(), measure, batch_size=24)
-        assert run.evaluate(DataLoader(data(), batch_size=24, shuffle=True), measure) == wanted
-        less = run.evaluate(Subset(data(), range(21)), measure, batch_size=7)
-        assert run.evaluate(DataLoader(data(), batch_size=7, drop_last=True), measure) == less
-        assert run.evaluate(DataLoader(data(), batch_size=24, drop_last=True), measure) == wanted
+        wanted = run.evaluate(data(), measured_loss, batch_size=24)
+        assert run.evaluate(DataLoader(data(), batch_size=24, shuffle=True), measured_loss) == wanted
+
+
+def test_an_evaluation_leaves_no_sample_out() -> None:
+    told: list[Any] = []
+    with opened() as run:
+        run._engine.state.emit = told.append
+        model = nn.Linear(4, 1)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+        dropping = DataLoader(data(), batch_size=7, shuffle=True, drop_last=True)
+        model, optimizer, prepared_loader = run.prepare(model, optimizer, dropping)
+        wanted = run.evaluate(data(), measured_loss, batch_size=7)
+        in_order = run.predict(data(), lambda model, batch: model(batch[0]), batch_size=7)
+        assert not any("drop_last" in one.text for one in told)
+        sampled = BatchSampler(SequentialSampler(data()), 7, drop_last=True)
+        for loader in (dropping, prepared_loader, DataLoader(data(), batch_sampler=sampled)):
+            assert run.evaluate(loader, measured_loss) == wanted
+            assert torch.equal(run.predict(loader, lambda model, batch: model(batch[0])), in_order)
+        assert [one.text for one in told if "drop_last" in one.text] == [
+            "every sample is measured once, those too that drop_last=True of the DataLoader would leave out"
+        ]
+        assert len(prepared_loader) == 3  # training drops them
+        with pytest.raises(
+            InputError, match=r"opened with drop_last=True\. Give run.evaluate the DataLoader"
+        ):
+            run.evaluate(run.loader(dropping), measured_loss)
 
 
 @pytest.mark.parametrize(

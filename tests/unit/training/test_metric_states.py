@@ -157,7 +157,7 @@ def test_a_loader_whose_rows_would_not_be_those_of_the_samples_is_refused() -> N
         for given in (
             run.loader(DataLoader(data(), batch_size=3, shuffle=True)),  # as run.prepare returns it
             run.loader(data(), batch_size=3, order=lambda seed, epoch: [2, 2, 0]),
-            DataLoader(data(), batch_size=5, drop_last=True),
+            run.loader(DataLoader(data(), batch_size=5, drop_last=True)),
             DataLoader(data(), batch_size=3, sampler=WeightedRandomSampler([1.0] * len(data()), 4)),
         ):
             with pytest.raises(InputError, match="in the order of the samples, and this loader has another"):

@@ -141,6 +141,32 @@ def test_the_step_of_an_optimizer_in_the_wrong_place_is_refused() -> None:
             step_at(run, place)
 
 
+@pytest.mark.parametrize("how", ["pair", "counted", "begins", "key"])
+def test_a_step_in_the_place_of_a_batch_is_refused_with_the_right_loop(how: str) -> None:
+    with opened(shards=2) as run, pytest.raises(InputError, match="in it `for x, y in step:`"):
+        use_steps_as_batches(run, how)
+
+
+def use_steps_as_batches(run: Run, how: str) -> None:
+    """Do so where a step has two batches, which is what a batch is unpacked into."""
+    model, _, loader = run.prepare(*made())
+    for step in loader:
+        assert len([*step]) == 2
+        break
+    if how == "pair":
+        for features, targets in loader:
+            losses(model, [features, targets])
+    elif how == "counted":
+        for _, (features, targets) in enumerate(loader):
+            losses(model, [features, targets])
+    elif how == "begins":
+        for step in loader:
+            features, *_ = step
+    else:
+        for step in loader:
+            model(step[0])
+
+
 def step_at(run: Run, place: str) -> None:
     model, optimizer, loader = run.prepare(*made())
     for step in loader:

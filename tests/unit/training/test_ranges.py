@@ -228,6 +228,7 @@ BEGIN = {
     "run": [__file__],
     "rollouts": ["cartpole"],
     "collectives": [],
+    "predict": ["nowhere", "--out", "made.npy"],
     "resize": ["nowhere"],
     "submit": ["digits", "--on", "slurm", "--dry-run"],
     "doctor": ["--hosts", "127.0.0.1"],

@@ -8,7 +8,8 @@ optimizer computes what it would alone, and the bits are those of one process.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -42,8 +43,6 @@ BUCKET = 4 << 20
 
 class DealtPlacement(Placement):
     """The whole model, with the optimizer state of this worker's part of the parameters."""
-
-    slots_with_weights = False
 
     holds_unsaved = True
     scope = Scope.PARAMETERS
@@ -93,6 +92,22 @@ class DealtPlacement(Placement):
         self._torn = False
         if not self._checked:
             self._check_slots()
+
+    @contextmanager
+    def substituted(self, swap: Callable[[], None]) -> Iterator[None]:
+        """Compute with what each owner puts in the place of its parameters."""
+        kept = [one.detach().clone() for one in self._others]
+        swap()
+        try:
+            self._torn = True  # a message in flight may arrive behind what is put back
+            self._share()
+            self._torn = False
+            yield
+        finally:
+            swap()
+            with torch.no_grad():
+                for one, values in zip(self._others, kept, strict=True):
+                    one.copy_(values)
 
     @torch.no_grad()
     def _share(self) -> None:

@@ -145,8 +145,8 @@ def check_held(model: nn.Module, optimizer: Optimizer) -> None:
             if id(parameter) not in known:
                 raise InputError(
                     f"the optimizer holds a parameter of shape {tuple(parameter.shape)} that the model has not: its gradients "
-                    "would be summed by nobody, and no checkpoint would hold it. Make it an attribute of the model: "
-                    "self.scale = nn.Parameter(...)."
+                    "would be summed by nobody, and no checkpoint would hold it. Make it an attribute of the model, "
+                    "self.scale = nn.Parameter(...); or give run.prepare a model and an optimizer that are made and hold it."
                 )
 
 

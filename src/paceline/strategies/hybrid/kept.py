@@ -92,7 +92,7 @@ class KeptState(ShardedTensors):
 class KeptPlacement(Placement):
     """The part of the state that a trainer or a server keeps."""
 
-    slots_with_weights = False
+    substitutes = False
 
     kept: KeptState
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -40,8 +40,6 @@ from paceline.world.status_page import Phase
 class ServerPlacement(Placement):
     """This server's part of the state, and the way to the trainers."""
 
-    slots_with_weights = False
-
     computes = False
 
     def __init__(self, inputs: StrategyInputs, world: World) -> None:
@@ -51,6 +49,7 @@ class ServerPlacement(Placement):
         self.peers = world.submesh("ddp")
         self.trainers = world.mesh.trainers
         self.staleness = inputs.tuning.staleness
+        self.substitutes = not self.staleness  # servers take more steps than the run then
         self.pushes: list[Push] = []
         """What the trainers brought for the step in flight."""
         self.applied: dict[int, set[int]] = {}
@@ -154,9 +153,13 @@ class ServerPlacement(Placement):
             self.stepped.begin()
             self.world.comm.barrier()
             self._stale = False
-            before, self._before = self._before, {}
-            if before and before["weights"] == self._checksums():  # not those of a checkpoint
-                self.applied = before["applied"]
+            self._take_over()
+
+    def _take_over(self) -> None:
+        """Know which shards of the last steps are in these weights, if they are still those of the group before."""
+        before, self._before = self._before, {}
+        if before and before["weights"] == self._checksums():  # not those of a checkpoint
+            self.applied = before["applied"]
 
     @contextmanager
     def measuring(self) -> Iterator[None]:
@@ -164,6 +167,20 @@ class ServerPlacement(Placement):
         self._stale = self._stale or bool(self.staleness)
         self.refresh()
         yield
+
+    @contextmanager
+    def substituted(self, swap: Callable[[], None]) -> Iterator[None]:
+        """Have the trainers fetch other values than the weights for the duration of the context."""
+        self._take_over()
+        stale, self._stale = self._stale, True
+        with self.changing:
+            swap()
+        try:
+            yield
+        finally:
+            self._stale = stale
+            with self.changing:
+                swap()
 
     def update(self, optimize: Optimize, result: StepResult) -> None:
         """Update this server's parameters, and answer; all servers have all that they need, so nothing can fail half-way."""

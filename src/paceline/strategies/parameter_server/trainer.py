@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -44,8 +44,6 @@ from paceline.world.fault_points import REDUCTION, hit
 class ServedPlacement(Placement):
     """A model whose weights come from the servers before each step; this worker owns no part of the state."""
 
-    slots_with_weights = False
-
     def __init__(self, inputs: StrategyInputs, world: World) -> None:
         self.model = inputs.model.to(world.device)
         self.scope = Scope.PARAMETERS if world.mesh.servers > 1 else Scope.ELSEWHERE
@@ -54,6 +52,7 @@ class ServedPlacement(Placement):
         self.owned = owned_shards(self.peers.rank, self.peers.size, inputs.shards, world.shares)
         """The shards of this trainer."""
         self.staleness = inputs.tuning.staleness
+        self.substitutes = not self.staleness  # servers take more steps than the run then
         self._writes = Writes(self.model.named_parameters())
         self.number = 0
         """The step that was taken last."""
@@ -100,6 +99,19 @@ class ServedPlacement(Placement):
         self._writes.begin()
         yield
         self._writes.check(self.number)
+
+    @contextlib.contextmanager
+    def substituted(self, swap: Callable[[], None]) -> Iterator[None]:  # noqa: ARG002
+        """Measure with what the servers have in the place of their weights."""
+        stale, kept = self._stale, {key: one.clone() for key, one in named_tensors(self.model).items()}
+        self._stale = True
+        try:
+            yield
+        finally:
+            self._stale = stale
+            with torch.no_grad():
+                for key, one in named_tensors(self.model).items():
+                    one.copy_(kept[key])
 
     def synchronize(self) -> None:
         """Refuse to save or report buffers in which trainers have parted that go through every step together."""
