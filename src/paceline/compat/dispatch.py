@@ -10,6 +10,7 @@ from torch._C import _functorch
 from torch.utils._python_dispatch import (
     TorchDispatchMode,
     _disable_current_modes,
+    _get_current_dispatch_mode,
     is_traceable_wrapper_subclass,
 )
 
@@ -17,6 +18,8 @@ __all__ = ["TorchDispatchMode", "is_traceable_wrapper_subclass"]
 
 no_modes = _disable_current_modes
 """A context in which no dispatch mode sees what is computed."""
+current_mode = _get_current_dispatch_mode
+"""Return the dispatch mode that was entered last, the first to see an operation."""
 is_transformed = _functorch.is_functorch_wrapped_tensor
 """Return whether a tensor is one of torch.func's, inside `grad` or `vmap`."""
 ATTENTION = (

@@ -5,10 +5,12 @@ from __future__ import annotations
 import io
 import json
 import tarfile
+import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any
+from tarfile import EOFHeaderError, HeaderError, ReadError  # type: ignore[attr-defined]
+from typing import Any, Self
 
 import numpy as np
 
@@ -68,31 +70,55 @@ class TarFiles(Parts):
         )
 
 
+class _Member(tarfile.TarInfo):
+    """A member of a file that must be whole: tarfile takes a damaged header, or none, for the end of the file."""
+
+    @classmethod
+    def fromtarfile(cls, tar: tarfile.TarFile) -> Self:
+        """Read the next one; raise where there is neither one nor the mark of the end."""
+        try:
+            return super().fromtarfile(tar)
+        except EOFHeaderError:
+            raise
+        except HeaderError as error:
+            raise ReadError(f"{error} at byte {tar.offset}") from None
+
+
+def _members(path: str, *, read: bool) -> Iterator[tuple[tuple[str, str], str, bytes]]:
+    """Yield sample and ending, name and content of each member, the content where it is to be read."""
+    try:
+        with tarfile.open(path, "r|*" if read else "r", tarinfo=_Member) as tar:
+            for member in tar:
+                if (place := _place(member)) is not None:
+                    file = tar.extractfile(member) if read else None
+                    yield place, member.name, b"" if file is None else file.read()
+    except (tarfile.TarError, EOFError, zlib.error) as error:
+        reason = str(error).splitlines()[0]
+        raise InputError(
+            f"{path} is no tar file, or is not whole ({reason}). Fetch or write it again."
+        ) from error
+
+
 def _count(path: str) -> int:
     found, before = 0, None
-    with tarfile.open(path) as tar:
-        for member in tar:
-            if (place := _place(member)) is not None:
-                found += place[0] != before
-                before = place[0]
+    for (key, _), *_ in _members(path, read=False):
+        found += key != before
+        before = key
     return found
 
 
 def _samples(path: str, *, decode: Decode | None) -> Iterator[Any]:
     sample: dict[str, Any] = {}
-    with tarfile.open(path, "r|*") as tar:
-        for member in tar:
-            place = _place(member)
-            if place is None:
-                continue
-            key, ending = place
-            if sample and sample[KEY] != key:
-                yield sample if decode is None else decode(sample)
-                sample = {}
-            sample[KEY] = key
-            file = tar.extractfile(member)
-            if file is not None:
-                sample[ending] = _decoded(path, member.name, ending, file.read())
+    for (key, ending), name, content in _members(path, read=True):
+        if sample and sample[KEY] != key:
+            yield sample if decode is None else decode(sample)
+            sample = {}
+        if ending == KEY:
+            raise InputError(
+                f"{name} in {path} ends in {KEY}, which is the name of a sample. Give it another ending."
+            )
+        sample[KEY] = key
+        sample[ending] = _decoded(path, name, ending, content)
     if sample:
         yield sample if decode is None else decode(sample)
 
@@ -115,5 +141,5 @@ def _decoded(path: str, name: str, ending: str, content: bytes) -> Any:
         )
     try:
         return _DECODERS[kind](content) if kind in _DECODERS else content
-    except ValueError as error:
+    except Exception as error:  # whatever numpy and safetensors raise for content that is none
         raise InputError(f"{name} in {path} is no {kind}: {error}.") from error

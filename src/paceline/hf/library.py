@@ -8,6 +8,7 @@ from typing import Any
 from torch import nn
 
 from paceline.errors import InputError
+from paceline.strategies.pipeline.call import behind
 
 
 def transformers() -> Any:
@@ -23,7 +24,8 @@ def transformers() -> Any:
 
 
 def bare(model: nn.Module) -> Any:
-    """Return the model that adapters of peft's lie around; any other is returned as it is."""
+    """Return the model that adapters of peft's lie around; any other is returned as it is. Under pp its values are elsewhere."""
+    model = behind(model)
     inner = getattr(model, "get_base_model", None)
     return model if inner is None else inner()
 

@@ -40,7 +40,7 @@ def loss(model: nn.Module, batch: Mapping[str, Any], *, kind: str | None = None)
     name = _kind(model) if kind is None else kind
     if name not in _RULES:
         raise UnknownNameError("kind of loss", name, _RULES)
-    proves = model not in _proven and not torch.compiler.is_compiling()
+    proves = bare(model) not in _proven and not torch.compiler.is_compiling()
     made = model(**_inputs(model, batch, labels, with_labels=proves))
     if getattr(made, "aux_loss", None) is not None:
         raise InputError(
@@ -73,7 +73,7 @@ def _prove(model: nn.Module, own: Tensor, found: Loss, dtype: torch.dtype) -> No
             f"{_name(model)} makes its loss otherwise than as a mean over its labels that are not {IGNORED}: {theirs:.6g}, not "
             f"{mine:.6g}. Something is added to it, smoothed or weighed; write loss() with paceline.Loss(total, weight) yourself."
         )
-    _proven.add(model)
+    _proven.add(bare(model))
 
 
 def _labels(batch: Mapping[str, Any]) -> Tensor:
@@ -101,7 +101,11 @@ def _inputs(
     model: nn.Module, batch: Mapping[str, Any], labels: Tensor, *, with_labels: bool
 ) -> dict[str, Any]:
     """Return what the model is called with: without a cache, which is for generation; its own loss only where it is wanted."""
-    given = {str(name): value for name, value in batch.items() if with_labels or name != "labels"}
+    given = {str(name): value for name, value in batch.items() if name != "labels"}
+    if with_labels:
+        given["labels"] = (
+            labels  # last: under pp the stages before need not know, and count tensors from the front
+        )
     inner = bare(model)
     takes = inspect.signature(type(inner).forward).parameters
     if "use_cache" in takes:

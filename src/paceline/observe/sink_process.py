@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import os
 import select
+import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -79,12 +81,10 @@ class SinkProcess:
             return
         self._ended = True
         self._process.stdin.close()  # type: ignore[union-attr]
-        try:
-            self._process.wait(max(0.0, until - time.monotonic()))
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
+        if not self._has_ended(max(0.0, until - time.monotonic())):
+            self._kill()
             self._note(f"--sink {self._names}: not done {PATIENCE_S:g} s after the run, and left unfinished")
+        self._process.wait()
         self._hear()
         self._process.stdout.close()  # type: ignore[union-attr]
         if self._dropped:
@@ -104,10 +104,24 @@ class SinkProcess:
             self._waiting.clear()
             self._ended = True
             self._process.stdin.close()  # type: ignore[union-attr]
+            self._kill()  # it reads no more, and may be there still
             self._process.wait()
             self._hear()
             self._process.stdout.close()  # type: ignore[union-attr]
             self._note(f"--sink {self._names}: their process has ended, and the run goes on without them")
+
+    def _has_ended(self, patience: float) -> bool:
+        """Wait for the process to end, which keeps its number until it is waited for."""
+        watched = os.pidfd_open(self._process.pid)
+        try:
+            return bool(select.select([watched], [], [], patience)[0])
+        finally:
+            os.close(watched)
+
+    def _kill(self) -> None:
+        """Kill the process and those that it has started; it leads a group of its own."""
+        with suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
 
     def _hear(self) -> None:
         """Pass on what the sinks have to say."""
@@ -157,8 +171,20 @@ class Guarded:
             self._notes.flush()
 
 
+def _end_after(run: int) -> None:
+    """End this process, and those it has started, some time after the run's: a sink may hang, and nobody is left to kill it."""
+    try:
+        watched = os.pidfd_open(run)
+    except ProcessLookupError:  # it has ended: so has what comes on standard input
+        return
+    select.select([watched], [], [])
+    time.sleep(PATIENCE_S)
+    os.killpg(os.getpid(), signal.SIGKILL)
+
+
 def main() -> None:
     """Hand events that come on standard input to the sinks that are named."""
+    threading.Thread(target=_end_after, args=(os.getppid(),), daemon=True).start()
     folder, *names = sys.argv[1:]
     notes = os.fdopen(os.dup(1), "w", encoding="utf-8", errors="backslashreplace")
     os.dup2(2, 1)  # what packages print is no note

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import glob
 import json
 import os
 import shutil
@@ -133,7 +134,7 @@ def prediction_file(path: Path) -> Iterator[PredictionFile]:
     """Open a file for predictions; what an attempt before this one has left is removed."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        for left in path.parent.glob(f".{path.name}.partial-*"):
+        for left in path.parent.glob(f".{glob.escape(path.name)}.partial-*"):
             left.unlink(missing_ok=True)
         file = PredictionFile(path)
         try:

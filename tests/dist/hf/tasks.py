@@ -42,10 +42,20 @@ def make(kind: str) -> nn.Module:
         return transformers.LlamaForCausalLM(
             transformers.LlamaConfig(**{**LLAMA.to_dict(), "attention_dropout": 0.0})
         )
-    if kind == "gpt2":
+    if kind == "untied":
+        return transformers.LlamaForCausalLM(
+            transformers.LlamaConfig(**{**LLAMA.to_dict(), "tie_word_embeddings": False})
+        )
+    if kind in {"gpt2", "untied gpt2"}:
         small = {"n_layer": 2, "n_embd": 32, "n_head": 4, "n_positions": 32}
         return transformers.GPT2LMHeadModel(
-            transformers.GPT2Config(**small, vocab_size=VOCABULARY, bos_token_id=1, eos_token_id=END)
+            transformers.GPT2Config(
+                **small,
+                vocab_size=VOCABULARY,
+                bos_token_id=1,
+                eos_token_id=END,
+                tie_word_embeddings=kind == "gpt2",
+            )
         )
     if kind == "bert":
         return transformers.BertForMaskedLM(BERT)

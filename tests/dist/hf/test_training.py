@@ -15,6 +15,7 @@ import torch
 import paceline
 from paceline import hf
 from paceline.errors import InputError
+from paceline.strategies.pipeline.stages import chain_of
 from paceline.training import trainer
 from paceline.training.spec import TrainSpec
 from paceline.world import seeds
@@ -34,6 +35,8 @@ JOBS: dict[str, dict[str, str]] = {
     "t5": {"kind": "t5", "generates": "false"},
     "lora": {"kind": "lora"},
     "plain": {"kind": "plain", "generates": "false"},
+    "untied": {"kind": "untied", "generates": "false", "recomputes": "true"},
+    "untied gpt2": {"kind": "untied gpt2", "generates": "false"},
 }
 STEPS = 4
 """The third is the short one at the end of an epoch."""
@@ -104,6 +107,27 @@ def test_the_bits_of_one_process(
 ) -> None:
     for name, found in launch(chosen(*names), **asked).items():
         assert found[:3] == alone[name][:3], name
+
+
+def test_a_pipeline_of_decoders_with_padding_has_the_bits_of_one_process(
+    alone: dict[str, Any], tmp_path: Path
+) -> None:
+    """Whether a batch is padded decides which mask a model makes: its values are looked at."""
+    made = launch(chosen("untied", "untied gpt2"), tmp_path / "runs", strategy="pp", workers=2)
+    for name, found in made.items():
+        assert found[:2] == alone[name][:2], name
+    folder = hf.save_pretrained(
+        tmp_path / "runs" / "untied", tmp_path / "saved", model=partial(tasks.make, "untied")
+    )
+    loaded = transformers.LlamaForCausalLM.from_pretrained(folder)
+    assert all(torch.equal(value, alone["untied"][3][key]) for key, value in loaded.state_dict().items())
+
+
+def test_a_pipeline_names_the_weights_that_its_first_and_last_stage_share() -> None:
+    batch = tasks.padded(tasks.texts(4))
+    chain = chain_of(tasks.make("gpt2"), None, (), {**batch, "use_cache": False})
+    with pytest.raises(InputError, match=r"share transformer\.wte\.weight and lm_head\.weight"):
+        chain.places(chain.cut(2))
 
 
 def test_split_layers_of_gpt2_and_t5_add_up_to_the_whole(alone: dict[str, Any]) -> None:

@@ -180,6 +180,7 @@ def test_nests() -> None:
 @leans_on(
     "torch.utils._python_dispatch.TorchDispatchMode",
     "torch.utils._python_dispatch._disable_current_modes",
+    "torch.utils._python_dispatch._get_current_dispatch_mode",
     "torch._ops.OpOverload:_schema",
 )
 def test_a_mode_sees_operators_and_what_they_say_of_themselves() -> None:
@@ -193,10 +194,12 @@ def test_a_mode_sees_operators_and_what_they_say_of_themselves() -> None:
             return func(*args, **(kwargs or {}))
 
     one = torch.ones(1)
-    with Mode():
+    with Mode() as mode:
+        assert dispatch.current_mode() is mode
         one.copy_(one)
         with dispatch.no_modes():
             one.mul_(2)
+    assert dispatch.current_mode() is None
     assert [dispatch.name_of(func) for func in seen] == ["aten::copy_"]
     first, second, *_ = dispatch.arguments_of(seen[0])
     assert (first.name, first.alias_info.is_write, second.name) == ("self", True, "src")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import io
 import json
 import tarfile
@@ -210,6 +211,9 @@ def test_tar_files_are_read_by_samples(tmp_path: Path) -> None:
         ("a.b.pkl", b"", "is a pickle"),
         ("a.npy", array(np.array([{}], dtype=object), allow_pickle=True), "is no npy"),
         ("a.cls", b"x", "is no cls"),
+        ("a.npy", b"", "is no npy"),
+        ("a.safetensors", b"x", "is no safetensors"),
+        ("a.__key__", b"x", "is the name of a sample"),
     ],
 )
 def test_members_that_cannot_be_trusted_are_refused(
@@ -218,6 +222,21 @@ def test_members_that_cannot_be_trusted_are_refused(
     path = written(tmp_path / "a.tar", {name: content})
     with pytest.raises(InputError, match=words):
         epoch_of(TarFiles([path]), shards=1)
+
+
+@pytest.mark.parametrize("ending", ["", ".gz"])
+@pytest.mark.parametrize("damage", ["cut", "header"])
+def test_a_tar_file_that_is_not_whole_is_refused(tmp_path: Path, damage: str, ending: str) -> None:
+    """tarfile takes a damaged header for the end: an epoch would be of the samples before it alone."""
+    path = written(tmp_path / "a.tar", {f"{number}.txt": b"x" * 500 for number in range(3)})
+    content = path.read_bytes()
+    cut = content[:1024] if damage == "cut" else content[:1024] + b"?" * 512 + content[1536:]
+    path = tmp_path / f"b.tar{ending}"
+    path.write_bytes(gzip.compress(cut) if ending else cut)
+    with pytest.raises(InputError, match=r"b\.tar.* is not whole"):
+        epoch_of(TarFiles([path]), shards=1)
+    with pytest.raises(InputError, match=r"b\.tar.* is not whole"):
+        epoch_of(TarFiles([path], samples_per_epoch=3), shards=1)
 
 
 def test_the_parts_of_hugging_face_streams() -> None:

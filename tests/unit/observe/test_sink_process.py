@@ -3,6 +3,9 @@
 import csv
 import json
 import os
+import signal
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -77,6 +80,20 @@ class Slow(Failing):
         time.sleep(60)
 
 
+class Deaf(Failing):
+    """Closes what it is told by and stays, with a process of its own beside it."""
+
+    def __init__(self, folder):
+        child = subprocess.Popen(
+            [sys.executable, "-c", "import time; time.sleep(600)"], stdin=subprocess.DEVNULL
+        )
+        (folder / "child").write_text(str(child.pid))
+
+    def emit(self, event):
+        os.close(0)
+        time.sleep(60)
+
+
 OWN = "tests.unit.observe.test_sink_process:"
 
 
@@ -126,6 +143,20 @@ def test_a_process_that_dies_and_one_that_stands_still(tmp_path, monkeypatch):
         "not done 1 s after the run",
         "did not keep up",
     ]
+
+
+def test_one_that_hears_no_more_and_stays_does_not_hold_up_the_run(tmp_path):
+    notes = []
+    sink = sink_process.SinkProcess([f"{OWN}Deaf"], tmp_path, notes.append)
+    until = time.monotonic() + 60
+    while not notes and time.monotonic() < until:
+        sink.emit(STARTED)
+        time.sleep(0.05)
+    sink.close()
+    assert notes == [f"--sink {OWN}Deaf: their process has ended, and the run goes on without them"]
+    assert sink._process.returncode == -signal.SIGKILL
+    child = Path(f"/proc/{(tmp_path / 'child').read_text()}/stat")
+    assert not child.exists() or child.read_text().rpartition(")")[2].split()[0] == "Z"
 
 
 @pytest.mark.parametrize(

@@ -11,8 +11,11 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from paceline.errors import InputError
+from paceline.strategies.pipeline.call import Reached
 from paceline.strategies.pipeline.order import Action, Kind, forward_programs, programs
+from paceline.strategies.pipeline.share import Arrival, make_stage
 from paceline.strategies.pipeline.stages import Chain, balanced, chain_of
+from paceline.strategies.pipeline.streams import Streams
 from paceline.tasks.addition import Addition
 
 # Where to cut.
@@ -112,13 +115,13 @@ def test_nothing_to_cut_between(model: nn.Module, words: str) -> None:
 class Winding(nn.Module):
     """Blocks that are called in another order than they stand in."""
 
-    def __init__(self, *, choosy: bool = False) -> None:
+    def __init__(self, *, choosy: str = "") -> None:
         super().__init__()
         self.blocks = nn.ModuleList(nn.Linear(4, 4) for _ in range(3))
         self.choosy = choosy
 
     def forward(self, x: Tensor) -> Tensor:
-        if self.choosy and bool(x.sum() > 0):
+        if self.choosy and bool((x if self.choosy == "input" else self.blocks[0](x)).sum() > 0):
             return x
         return self.blocks[1](self.blocks[2](self.blocks[0](x)))  # type: ignore[no-any-return]
 
@@ -127,7 +130,79 @@ def test_a_forward_pass_that_cannot_be_followed() -> None:
     with pytest.raises(InputError, match=r"calls blocks\.2 where blocks\.1 was due"):
         chain_of(Winding(), None, (torch.zeros(2, 4),), {})
     with pytest.raises(InputError, match="cannot follow the forward pass of Winding"):
-        chain_of(Winding(choosy=True), None, (torch.zeros(2, 4),), {})
+        chain_of(Winding(choosy="output"), None, (torch.zeros(2, 4),), {})
+
+
+class Padded(nn.Module):
+    """Blocks with a mask, where one is needed, and a loss of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.token = nn.Embedding(9, 4)
+        self.blocks = nn.ModuleList(Masked() for _ in range(4))
+
+    def forward(self, ids: Tensor, mask: Tensor, wanted: Tensor) -> Tensor:
+        x = self.token(ids)
+        places = torch.arange(ids.shape[1], device=x.device)
+        if bool((places > 9).any()):
+            raise AssertionError("values of a constant")
+        used = None if bool(mask.all()) else mask[..., None].to(x)
+        for block in self.blocks:
+            x = block(x, used)
+        return x.sum(-1) - wanted
+
+
+class Masked(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor, mask: Tensor | None) -> Tensor:
+        return self.layer(x) if mask is None else torch.tanh(self.layer(x)) * mask
+
+
+class Leaving(nn.Module):
+    """Blocks that some batches go around."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(nn.Linear(4, 4) for _ in range(2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        if bool((x > 0).all()):
+            return x
+        return self.blocks[1](self.blocks[0](x))  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("padded", [False, True])
+def test_a_pass_that_looks_at_its_arguments_is_followed_with_their_values(padded: bool) -> None:
+    torch.manual_seed(0)
+    model = Padded()
+    ids = torch.randint(9, (2, 3))
+    call = ids, torch.tensor([[1, 1, 1], [1, 1, 0 if padded else 1]]), torch.ones(2, 3)
+    chain = chain_of(model, None, call, {})
+    assert chain.values
+    places = chain.places(chain.cut(2))
+    names = [frozenset(name for name, place in places.items() if place == stage) for stage in range(2)]
+    bodies = [make_stage(model, chain, chain.cut(2), stage, one) for stage, one in enumerate(names)]
+    streams = Streams(1, None, torch.device("cpu"))
+    with pytest.raises(Reached) as reached:
+        bodies[0].run(call, {}, None, streams)
+    made = bodies[1].run(call, {}, Arrival(reached.value.value, streams.standing()), streams)
+    assert torch.equal(made, model(*call))
+    assert torch.empty(1, device="meta").is_meta, "the mode has ended"
+
+
+def test_a_pass_that_leaves_out_a_stage_for_some_batches_is_refused() -> None:
+    model = Leaving()
+    chain = chain_of(model, None, (torch.zeros(2, 4),), {})
+    bodies = [make_stage(model, chain, chain.cut(2), stage, frozenset()) for stage in range(2)]
+    streams = Streams(1, None, torch.device("cpu"))
+    with pytest.raises(InputError, match="does not always call the modules"):
+        bodies[0].run((torch.ones(2, 4),), {}, None, streams)
+    arrival = Arrival(((torch.zeros(2, 4),), {}), streams.standing())
+    with pytest.raises(InputError, match="does not always call the modules"):
+        bodies[1].run((torch.ones(2, 4),), {}, arrival, streams)
 
 
 # In which order.

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any, NoReturn
 
 import torch
+from torch import nn
 
 from paceline.data import copied
 from paceline.errors import InputError
@@ -18,10 +19,16 @@ Function = Callable[[Any, Any], Any]
 class StandIn:
     """Takes the place of the model in a loss; only its call is there."""
 
-    __slots__ = ("_calls", "_compute", "training")
+    __slots__ = ("_calls", "_compute", "_model", "training")
 
-    def __init__(self, compute: Callable[[tuple[Any, ...], dict[str, Any]], Any], training: bool) -> None:
+    def __init__(
+        self,
+        compute: Callable[[tuple[Any, ...], dict[str, Any]], Any],
+        training: bool,
+        model: nn.Module | None = None,
+    ) -> None:
         own = object.__setattr__
+        own(self, "_model", model)
         own(self, "_compute", compute)
         own(self, "_calls", 0)
         own(self, "training", training)
@@ -68,6 +75,12 @@ class StandIn:
         return self._calls > 0
 
 
+def behind(model: Any) -> Any:
+    """Return the model that a loss was given, for what is no tensor of it: its class, its configuration."""
+    found = object.__getattribute__(model, "_model") if isinstance(model, StandIn) else None
+    return model if found is None else found
+
+
 class Reached(BaseException):
     """Ends a loss where its purpose is reached, with what it has come to. No `Exception`: the user's code must not catch it."""
 
@@ -76,7 +89,7 @@ class Reached(BaseException):
         self.value = value
 
 
-def call_of(function: Function, batch: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+def call_of(function: Function, batch: Any, model: nn.Module) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Return the arguments with which a loss calls the model; the batch stays as it is, for it is yet to be learned from."""
 
     def seen(args: tuple[Any, ...], kwargs: dict[str, Any]) -> NoReturn:
@@ -84,7 +97,7 @@ def call_of(function: Function, batch: Any) -> tuple[tuple[Any, ...], dict[str, 
 
     with torch.no_grad(), seeds.preserved():
         try:
-            function(StandIn(seen, training=True), copied(batch))
+            function(StandIn(seen, training=True, model=model), copied(batch))
         except Reached as reached:
             args, kwargs = reached.value
             return args, kwargs

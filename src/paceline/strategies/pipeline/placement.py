@@ -99,7 +99,7 @@ class StagePlacement(Placement):
             if self.pipe.rank:
                 break
             try:
-                args, kwargs = call_of(function, batch)
+                args, kwargs = call_of(function, batch, self.model)
                 return chain_of(self.model, self._inputs.structure.stages, args, kwargs)
             except InputError as error:
                 return error

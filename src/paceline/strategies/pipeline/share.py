@@ -21,8 +21,10 @@ from paceline.errors import InputError
 from paceline.strategies.pipeline.call import Reached
 from paceline.strategies.pipeline.inputs import Inputs, is_transparent
 from paceline.strategies.pipeline.model_copy import Attributes, ModelCopy, structure
-from paceline.strategies.pipeline.stages import Chain, members, on_meta, stand_ins
+from paceline.strategies.pipeline.stages import Chain, members, stand_ins
 from paceline.strategies.pipeline.streams import Standing, Streams
+from paceline.strategies.pipeline.values import WithValues, has_values, made_anew, own_values
+from paceline.strategies.pipeline.values import without_values as on_meta
 from paceline.world import seeds
 
 
@@ -147,11 +149,17 @@ class Passage(Body):
 
     replays = True
 
-    def __init__(self, twin: ModelCopy, cuts: Sequence[str], start: int, end: int) -> None:
-        """`cuts` are the modules at which units begin; the stage reaches from unit `start` up to `end`."""
+    def __init__(
+        self, twin: ModelCopy, cuts: Sequence[str], start: int, end: int, *, values: bool = False
+    ) -> None:
+        """`cuts` are the modules at which units begin; the stage reaches from unit `start` up to `end`.
+
+        `values`: the pass looks at those of its arguments.
+        """
         self.root, self.original = twin.model, twin.original
         self._twin = twin
         self._replay: _Replay | None = None
+        self._values, self._last = values, end == len(cuts)
         if start:
             _remember(self.root, "", cuts[start : end + 1])
         for unit, name in enumerate(cuts):
@@ -191,19 +199,23 @@ class Passage(Body):
     def run(
         self, args: tuple[Any, ...], kwargs: dict[str, Any], came: Arrival | None, streams: Streams
     ) -> Any:
-        """Go through the forward pass, after the first stage on the meta device up to the cut."""
+        """Go through the forward pass, after the first stage without values of parameters up to the cut."""
         if came is None:
-            return self.root(*args, **kwargs)
-        self._replay = replay = _Replay(args, kwargs, came, streams)
+            self.root(*args, **kwargs)
+            refuse_end()
+        self._replay = replay = _Replay(args, kwargs, came, streams, values=self._values)
         # Up to the beginning of the stage nothing is computed that could be learned from.
         torch.set_grad_enabled(False)
         try:
-            made = self.root(*replay.args, **replay.kwargs)
+            with replay:
+                made = self.root(*replay.args, **replay.kwargs)
         except (RuntimeError, NotImplementedError) as error:
             if "meta" in str(error):
                 _refuse(self.root, error)
             raise
         else:
+            if not (replay.arrived and self._last):
+                refuse_end()
             replay.inputs.check()
             return made
         finally:
@@ -221,27 +233,50 @@ class Passage(Body):
     def _end(self, _: nn.Module, args: Any, kwargs: Any) -> NoReturn:
         if self._replay is None:
             raise Reached((args, kwargs))
+        if not self._replay.arrived:
+            refuse_end()
         self._replay.inputs.check()
         raise Reached(self._replay.with_values(args, kwargs))
 
 
 class _Replay:
-    """One forward pass of a stage after the first: on the meta device until its first module is called."""
+    """One forward pass of a stage after the first: without values of parameters until its first module is called."""
 
     def __init__(
-        self, args: tuple[Any, ...], kwargs: dict[str, Any], came: Arrival, streams: Streams
+        self,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        came: Arrival,
+        streams: Streams,
+        *,
+        values: bool = False,
     ) -> None:
-        self.args, self.kwargs = on_meta((args, kwargs))
+        self.args, self.kwargs = own_values((args, kwargs)) if values else on_meta((args, kwargs))
+        self._following = WithValues((args, kwargs)) if values else None
         self.learns = torch.is_grad_enabled()
         self.inputs = Inputs(())
         """The arguments as they are at the cut; none before it."""
+        self.arrived = False
         self._came, self._streams, self._before = came, streams, streams.standing()
         self._stand_ins: list[Any] = []
         """Kept: an address is a name only as long as its tensor lives."""
         self._values: dict[int, Tensor] = {}
 
+    def __enter__(self) -> None:
+        """Begin the pass."""
+        if self._following is not None:
+            self._following.__enter__()  # type: ignore[no-untyped-call]
+
+    def __exit__(self, *_: object) -> None:
+        """End it, if it has not come to the stage."""
+        if self._following is not None:
+            self._following.leave()
+
     def arrive(self, args: Any, kwargs: Any) -> Any:
         """Put in what came from the stage before; the same tensors may be handed to later modules too."""
+        self.arrived = True
+        if self._following is not None:
+            self._following.end()
         self._streams.replayed(self._before, self._came.stream)
         self._streams.go_on(self._came.stream)
         self.inputs = Inputs(
@@ -279,28 +314,27 @@ class _Remembered:
         forms = [(leaf.shape, leaf.dtype) if isinstance(leaf, Tensor) else leaf for leaf in leaves]
         key = repr((spec, forms))
         if key in self._known and not self._tells:
-            return _made_anew(self._known[key])
+            return made_anew(self._known[key])
         attributes, inputs = Attributes(self._module.named_modules()), Inputs((args, kwargs))
         attributes.begin()
         with seeds.preserved():  # as in every later call, in which it draws nothing
+            if has_values(leaves) and not self._tells:
+                self._try_without_values(args, kwargs)
             self._known[key] = on_meta(self._forward(*args, **kwargs))
         plain = [name for name in attributes.written() if not isinstance(self._value(name), Tensor)]
         self._tells = self._tells or bool(plain) or inputs.touched() or not all(map(is_transparent, leaves))
-        return _made_anew(self._known[key])
+        return made_anew(self._known[key])
+
+    def _try_without_values(self, args: Any, kwargs: Any) -> None:
+        """Find out whether the values of its arguments decide what comes out of it: then it is called every time."""
+        try:
+            self._forward(*on_meta(args), **on_meta(kwargs))
+        except (RuntimeError, NotImplementedError):
+            self._tells = True
 
     def _value(self, name: str) -> Any:
         path, _, key = name.rpartition(".")
         return vars(self._module.get_submodule(path)).get(key)
-
-
-def _made_anew(nest: Any) -> Any:
-    """Return a nest with other tensors of the same shapes."""
-    return tree_map(
-        lambda leaf: (
-            torch.empty(leaf.shape, dtype=leaf.dtype, device="meta") if isinstance(leaf, Tensor) else leaf
-        ),
-        nest,
-    )
 
 
 def _remember(module: nn.Module, path: str, run: Sequence[str]) -> None:
@@ -321,6 +355,14 @@ def _refuse(model: nn.Module, error: Exception) -> NoReturn:
     ) from error
 
 
+def refuse_end() -> NoReturn:
+    """Raise where a pass goes past a cut."""
+    raise InputError(
+        "the model's forward pass does not always call the modules at which pp has cut it, each once and in one order: for some "
+        "batches it leaves one out. Name modules that it always calls in pipeline_stages(), or use another strategy."
+    )
+
+
 def make_stage(
     model: nn.Module, chain: Chain, starts: Sequence[int], stage: int, names: frozenset[str]
 ) -> Body:
@@ -333,7 +375,8 @@ def make_stage(
         high = layers.index(chain.names[end]) if end < len(chain.names) else len(layers)
         chosen = [model.get_submodule(name) for name in layers[low:high]]
         return Layers(chosen, model, last=stage == len(starts) - 1)
-    return Passage(ModelCopy(model, stand_ins(model, names)), chain.names, start, end)
+    twin = ModelCopy(model, stand_ins(model, names))
+    return Passage(twin, chain.names, start, end, values=chain.values)
 
 
 def _rows_of(model: nn.Module) -> dict[str, list[Any]]:

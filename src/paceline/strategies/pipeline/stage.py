@@ -147,7 +147,9 @@ class Stage:
 
         self.attributes.begin()
         streams = Streams(micro.seed, micro.stream, self._device)
-        stand_in = StandIn(compute, any(module.training for module in self.body.modules()[:1]))
+        stand_in = StandIn(
+            compute, any(module.training for module in self.body.modules()[:1]), self.body.original
+        )
         try:
             with self._precision.autocast():
                 value = function(stand_in, micro.batch)

@@ -11,6 +11,7 @@ from __future__ import annotations
 import copy
 from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Any
@@ -20,10 +21,13 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from paceline.compat.modules import children_of, is_hooked
-from paceline.compat.pytree import tree_iter, tree_map
+from paceline.compat.pytree import tree_iter
 from paceline.errors import InputError, UnknownNameError
 from paceline.strategies.guards.absent import form_of
 from paceline.strategies.pipeline.model_copy import ModelCopy
+from paceline.strategies.pipeline.values import WithValues, own_values
+from paceline.strategies.pipeline.values import without_values as on_meta
+from paceline.world import seeds
 
 
 @dataclass(frozen=True)
@@ -37,6 +41,8 @@ class Chain:
     costs: tuple[float, ...]
     owners: Mapping[str, tuple[int, ...]]
     """The units that use each parameter and buffer."""
+    values: bool = False
+    """Whether the forward pass needs its arguments' values: looks at them before a cut, or takes an argument up behind one."""
 
     def cut(self, stages: int) -> tuple[int, ...]:
         """Return the unit at which each stage begins, such that the heaviest stage is as light as can be."""
@@ -69,8 +75,15 @@ def chain_of(
     if type(model).forward is nn.Sequential.forward and next(model.children(), None):
         return _chain_of_members(model, given, args)
     names = ("", *(_repeated(model) if given is None else _expanded(given, model)))
+    values = False
     try:
-        operations, used = _followed(model, names[1:], args, kwargs)
+        try:
+            call = on_meta((args, dict(kwargs)))
+            operations, used, values = _followed(model, names[1:], call, nullcontext())
+        except (RuntimeError, NotImplementedError):  # it looks at values
+            call, values = own_values((args, dict(kwargs))), True
+            with seeds.preserved():
+                operations, used, _ = _followed(model, names[1:], call, WithValues(call))
     except InputError:
         raise
     except Exception as error:
@@ -79,7 +92,7 @@ def chain_of(
             "Write the model as an nn.Sequential, or use fsdp, which shards any model."
         ) from error
     owners = _owners(model, lambda name: used.get(name, set()), lambda name: _unit_of(name, names))
-    return Chain(False, names, _costs(model, operations, owners), owners)
+    return Chain(False, names, _costs(model, operations, owners), owners, values)
 
 
 def _chain_of_members(model: nn.Module, given: Sequence[str] | None, args: tuple[Any, ...]) -> Chain:
@@ -171,6 +184,10 @@ class _Uses(TorchFunctionMode):
         self._names = names
         self.unit = 0
         self.found: dict[str, set[int]] = {}
+        self.handed: set[int] = set()
+        """What a unit was handed at its beginning."""
+        self.late = False
+        """Whether a unit after the first has used something nameless, an argument, that it was not handed."""
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None
@@ -179,22 +196,33 @@ class _Uses(TorchFunctionMode):
         for leaf in tree_iter((args, kwargs)):
             if isinstance(leaf, Tensor) and (name := self._names.get(id(leaf))) is not None:
                 self.found.setdefault(name, set()).add(self.unit)
+                self.late |= not name and self.unit > 0 and id(leaf) not in self.handed
         return func(*args, **(kwargs or {}))
 
 
 def _followed(
-    model: nn.Module, cuts: Sequence[str], args: tuple[Any, ...], kwargs: Mapping[str, Any]
-) -> tuple[list[float], dict[str, set[int]]]:
-    """Run one forward pass on the meta device; give the operations of each unit and who uses what."""
+    model: nn.Module,
+    cuts: Sequence[str],
+    call: tuple[tuple[Any, ...], dict[str, Any]],
+    following: AbstractContextManager[Any],
+) -> tuple[list[float], dict[str, set[int]], bool]:
+    """Run one forward pass of a model without values; give the operations of each unit and who uses what.
+
+    And whether a unit after the first takes up an argument that was not handed to it.
+    """
     from torch.utils.flop_counter import FlopCounterMode
 
     model = with_stand_ins(model)
-    uses = _Uses({id(tensor): name for name, tensor in [*model.named_parameters(), *model.named_buffers()]})
+    tensors = [*model.named_parameters(), *model.named_buffers()]
+    arguments = [("", leaf) for leaf in tree_iter(call) if isinstance(leaf, Tensor)]
+    uses = _Uses({id(tensor): name for name, tensor in [*arguments, *tensors]})
     counter = FlopCounterMode(display=False)
     reached: list[float] = []
 
     def enter(name: str) -> Callable[..., None]:
-        def hook(*_: Any) -> None:
+        def hook(_: nn.Module, args: Any, kwargs: Any) -> None:
+            for leaf in tree_iter((args, kwargs)):
+                uses.handed.add(id(leaf))
             expected = cuts[len(reached)] if len(reached) < len(cuts) else None
             if name != expected:
                 raise InputError(
@@ -208,21 +236,16 @@ def _followed(
         return hook
 
     for name in cuts:
-        model.get_submodule(name).register_forward_pre_hook(enter(name))
-    with torch.no_grad(), counter, uses:
-        model(*on_meta(args), **on_meta(dict(kwargs)))
+        model.get_submodule(name).register_forward_pre_hook(enter(name), with_kwargs=True)
+    with torch.no_grad(), counter, uses, following:
+        model(*call[0], **call[1])
     if len(reached) < len(cuts):
         raise InputError(
             f"pp is to cut the model at {cuts[len(reached)]}, but its forward pass never calls that. "
             "Name the modules at which stages begin in pipeline_stages()."
         )
     ends = [*reached, float(counter.get_total_flops())]
-    return [end - start for start, end in zip([0.0, *reached], ends, strict=True)], uses.found
-
-
-def on_meta(value: Any) -> Any:
-    """Return the same nest with tensors that have a shape and no values."""
-    return tree_map(lambda leaf: leaf.detach().to("meta") if isinstance(leaf, Tensor) else leaf, value)
+    return [end - start for start, end in zip([0.0, *reached], ends, strict=True)], uses.found, uses.late
 
 
 def _owners(
