@@ -48,7 +48,7 @@ from paceline.transport.router import keep_alive
 from paceline.transport.secret import Secret
 from paceline.transport.store_server import SILENCE_S
 from paceline.world.env import SECRET
-from paceline.world.status_page import Kind, Phase, Reading
+from paceline.world.status_page import OperationKind, Phase, Reading
 
 RESULT = Path(__file__).with_name("results") / "control_scale.json"
 HERE = "127.0.0.1"
@@ -228,7 +228,7 @@ def _address() -> bytes:
 
 def _reading(now: float) -> dict[str, Any]:
     reading = Reading(
-        phase=Phase.COMPUTE, since=now, touched=now, operation=10, kind=Kind.STEP, step=10, batches=1, steps=10,
+        phase=Phase.COMPUTE, since=now, touched=now, operation=10, kind=OperationKind.STEP, step=10, batches=1, steps=10,
         data_s=1.0, compute_s=1.0, communication_s=1.0, longest_s=0.1,
     )  # fmt: skip
     return travel.pack_reading(reading, now)

@@ -15,7 +15,7 @@ from paceline.errors import InputError
 from paceline.observe.events import Event, Note, Regrouped, RunStarted, WorkerLost, from_json
 from paceline.training.spec import TrainSpec
 from paceline.verify.chaos.faults import DISK, END, FREEZE, JOIN, KILL, LATE, LEAVE, PIPE, SLOW, STOP, Fault
-from paceline.verify.chaos.plan import Plan, PlanRequest
+from paceline.verify.chaos.plan import FaultPlan, PlanRequest
 from paceline.verify.chaos.report import ChaosReport
 from paceline.verify.chaos.trial import ChaosRequest, disturb
 from paceline.world.fault_points import (
@@ -50,7 +50,7 @@ def chaos(tmp_path: Path) -> Callable[..., tuple[ChaosReport, list[Event]]]:
     """Run a plan; give what was found, and the events of the disturbed run."""
 
     def run(*faults: Fault, steps: int, spec: TrainSpec = DENSE) -> tuple[ChaosReport, list[Event]]:
-        plan = Plan(faults=faults, steps=steps, workers=3, save_every=4, pause=0.2)
+        plan = FaultPlan(faults=faults, steps=steps, workers=3, save_every=4, pause=0.2)
         shape = PlanRequest(faults=max(1, len(faults)), steps=steps, workers=3, shards=4, hang_timeout=1.5)
         request = ChaosRequest(spec=spec, folder=tmp_path / "out", plan=shape, threads=1, assert_same=True)
         report, _ = disturb(request, plan)

@@ -8,7 +8,7 @@ import subprocess
 import pytest
 
 from paceline.launch.base import Outcome
-from paceline.launch.failures import Failure
+from paceline.launch.failures import WorkerFailure
 from paceline.launch.run_folder import RunFolder
 from tests.dist.launch.processes import PACELINE, started
 
@@ -141,7 +141,7 @@ def test_a_temporary_folder_that_is_full_costs_only_what_needs_it(tmp_path):
 
 
 FINISHED = Outcome(results=(1,))
-REFUSED = Outcome(results=(), failure=Failure(rank=0, host="here", kind="input", message="no"))
+REFUSED = Outcome(results=(), failure=WorkerFailure(rank=0, host="here", kind="input", message="no"))
 
 
 @pytest.mark.parametrize("outcome", [FINISHED, REFUSED], ids=["finished", "refused"])

@@ -14,7 +14,7 @@ from paceline.checkpoint.durable import FileRecord
 from paceline.checkpoint.fingerprint import weights_sha256
 from paceline.checkpoint.manifest import MODEL_PREFIX, Manifest
 from paceline.checkpoint.parts import StoredTensors
-from paceline.checkpoint.planning import Plan
+from paceline.checkpoint.planning import WritePlan
 from paceline.checkpoint.tensors import dense, plain
 from paceline.errors import CheckpointError
 from paceline.state.chunks import OPTIMIZER, TensorChunk
@@ -43,7 +43,7 @@ class Contents:
     """One checkpoint, as the worker that commits it sees it."""
 
     metadata: CheckpointMetadata
-    plan: Plan
+    plan: WritePlan
     tensors: Mapping[str, Tensor]
     """What goes into this worker's part: on the CPU, none in the memory of another."""
     extra_state: Mapping[str, Any]

@@ -38,7 +38,7 @@ class ShardInventory:
 
 
 @dataclass(frozen=True)
-class Plan:
+class WritePlan:
     """Which part holds which chunk, and who writes which part."""
 
     tensors: dict[str, Stored]
@@ -53,7 +53,7 @@ class Plan:
         return self.writers.index(rank) if rank in self.writers else None
 
 
-def assign_writers(inventories: Sequence[ShardInventory], sees: Sequence[bool] | None = None) -> Plan:
+def assign_writers(inventories: Sequence[ShardInventory], sees: Sequence[bool] | None = None) -> WritePlan:
     """Deal the state out among workers, all of which see the folder, or those that do."""
     metas, aliases = _metas(inventories), _aliases(inventories)
     wanted = [_wanted(inventory, metas, aliases, inventories) for inventory in inventories]
@@ -75,7 +75,7 @@ def assign_writers(inventories: Sequence[ShardInventory], sees: Sequence[bool] |
 
 def _plan(
     metas: Mapping[str, TensorMeta], aliases: dict[str, str], dealt: Sequence[Mapping[str, ChunkBounds]]
-) -> Plan:
+) -> WritePlan:
     writers = tuple(rank for rank, chunks in enumerate(dealt) if chunks) or (0,)
     found: dict[str, list[StoredChunk]] = {key: [] for key in metas if key not in aliases}
     for part, rank in enumerate(writers):
@@ -85,7 +85,7 @@ def _plan(
         key: Stored(metas[key].shape, str(metas[key].dtype).removeprefix("torch."), tuple(chunks))
         for key, chunks in found.items()
     }
-    return Plan(tensors, aliases, writers, tuple(tuple(dealt[rank]) for rank in writers))
+    return WritePlan(tensors, aliases, writers, tuple(tuple(dealt[rank]) for rank in writers))
 
 
 def _metas(inventories: Sequence[ShardInventory]) -> dict[str, TensorMeta]:

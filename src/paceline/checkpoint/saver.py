@@ -24,7 +24,7 @@ from paceline.checkpoint.contents import (
 )
 from paceline.checkpoint.durable import FileRecord, committing, discarding, remove
 from paceline.checkpoint.pending_checkpoint import Fault, PendingCheckpoint
-from paceline.checkpoint.planning import Plan, ShardInventory, assign_writers
+from paceline.checkpoint.planning import ShardInventory, WritePlan, assign_writers
 from paceline.checkpoint.staging import Staging
 from paceline.checkpoint.store import Checkpoints
 from paceline.checkpoint.tensors import dense
@@ -70,7 +70,7 @@ class Saver:
         self._last = -1
         self._late = Fault()
         """What went wrong in the background, until all have been told."""
-        self._agreed: tuple[Comm, ShardInventory, Plan] | None = None
+        self._agreed: tuple[Comm, ShardInventory, WritePlan] | None = None
 
     def save(
         self,
@@ -182,7 +182,9 @@ class Saver:
         except CheckpointError as error:
             return {}, Fault.of(error)
 
-    def _prepare(self, world: World, inventory: ShardInventory, step: int) -> tuple[Plan, PendingCheckpoint]:
+    def _prepare(
+        self, world: World, inventory: ShardInventory, step: int
+    ) -> tuple[WritePlan, PendingCheckpoint]:
         """Agree on who writes what; where others than the first one write, the folder is open afterwards."""
         known = None if self._agreed is None else self._agreed[2]
         pending = self.checkpoints.pending(step)
@@ -201,11 +203,11 @@ class Saver:
 
     def _planned(
         self, inventories: list[ShardInventory], pending: PendingCheckpoint
-    ) -> tuple[Plan, PendingCheckpoint]:
+    ) -> tuple[WritePlan, PendingCheckpoint]:
         plan = assign_writers(inventories)
         return plan, self._opened(plan, pending)
 
-    def _opened(self, plan: Plan, pending: PendingCheckpoint) -> PendingCheckpoint:
+    def _opened(self, plan: WritePlan, pending: PendingCheckpoint) -> PendingCheckpoint:
         if plan.writers != (0,):
             with committing(pending.partial, pending.final):
                 self.checkpoints.open(pending)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from paceline import documents
 from paceline.errors import WorkerFailedError
 from paceline.launch.base import Outcome
-from paceline.launch.failures import Failure
+from paceline.launch.failures import WorkerFailure
 
 if TYPE_CHECKING:
     from paceline.verify.report import Report
@@ -32,7 +32,9 @@ def report(outcome: Outcome) -> int:
 
 def report_error(error: WorkerFailedError) -> int:
     """Show a failure of the user's own code as that of a run: its traceback, last."""
-    failure = Failure(rank=error.rank, host=error.host, kind="code", message=error.cause, trace=error.trace)
+    failure = WorkerFailure(
+        rank=error.rank, host=error.host, kind="code", message=error.cause, trace=error.trace
+    )
     return report(Outcome(results=(), failure=failure))
 
 

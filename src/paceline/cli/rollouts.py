@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from paceline.cli.cartpole.request import Request
+from paceline.cli.cartpole.request import RolloutRequest
 from paceline.cli.options import AsJson, folder_option, new_folder
 from paceline.cli.outcome import print_json, report, report_error
 from paceline.errors import UnknownNameError, WorkerFailedError
@@ -21,18 +21,18 @@ from paceline.tasks import GAMES
 def rollouts(
     game: Annotated[str, typer.Argument(help=f"The game to learn: {', '.join(GAMES)}.")],
     observers: Annotated[int, typer.Option(help="Processes that play, beside the agent's own.")] = (
-        Request.observers
+        RolloutRequest.observers
     ),
     batched: Annotated[
         bool,
         typer.Option(
             "--batched/--unbatched", help="Answer all waiting questions in one batch, or each by itself."
         ),
-    ] = Request.batched,
+    ] = RolloutRequest.batched,
     episodes: Annotated[
         int, typer.Option(help="Stop after so many episodes if the game is not solved earlier.")
-    ] = Request.episodes,
-    seed: Annotated[int, typer.Option(help="Where all randomness comes from.")] = Request.seed,
+    ] = RolloutRequest.episodes,
+    seed: Annotated[int, typer.Option(help="Where all randomness comes from.")] = RolloutRequest.seed,
     out: Annotated[Path | None, folder_option("The run folder. Default: runs/GAME-TIME.")] = None,
     json_: AsJson = False,
 ) -> int:
@@ -41,7 +41,7 @@ def rollouts(
 
     if game not in GAMES:
         raise UnknownNameError("game", game, GAMES)
-    request = Request(episodes=episodes, observers=observers, batched=batched, seed=seed)
+    request = RolloutRequest(episodes=episodes, observers=observers, batched=batched, seed=seed)
     folder = out or new_folder(game)
     try:
         result = start(request, folder)

@@ -13,7 +13,7 @@ from paceline.cli.outcome import print_json
 from paceline.errors import InputError
 
 if TYPE_CHECKING:
-    from paceline.launch.submit.progress import Progress
+    from paceline.launch.submit.progress import RunProgress
     from paceline.launch.submit.slurm import JobState
 
 _ENDS = {"run_finished": ("COMPLETED", "the run is done"), "run_failed": ("FAILED", "the run has failed")}
@@ -40,7 +40,7 @@ def status(
     return 0
 
 
-def _show_run(run: Path, progress: Progress, *, as_json: bool) -> int:
+def _show_run(run: Path, progress: RunProgress, *, as_json: bool) -> int:
     """Show a run that was not submitted, by what its folder says."""
     from paceline.launch.control import in_progress
     from paceline.training.folder import EVENTS, SPEC
@@ -78,7 +78,7 @@ def _of_job(job: str, found: JobState) -> str:
     return " ".join(words)
 
 
-def _of_run(progress: Progress) -> str:
+def _of_run(progress: RunProgress) -> str:
     words = [_ENDS[progress.ended][1]] if progress.ended else []
     words += ["no step is done"] if progress.step is None else [f"step {progress.step} is done"]
     words += (

@@ -16,7 +16,7 @@ from paceline.cli.options import TASK, AsJson, Config, Settings, Threads, settin
 from paceline.cli.outcome import print_json
 from paceline.errors import InputError
 from paceline.launch.submit.options import IN_SLURM, KUBERNETES, SubmitOptions
-from paceline.launch.submit.request import Request, arguments, workers_of
+from paceline.launch.submit.request import SubmitRequest, arguments, workers_of
 from paceline.option_fields import known_options
 from paceline.strategies.tuning import Tuning
 from paceline.training.options import RunOptions
@@ -99,7 +99,7 @@ def _request(
     set_: list[str] | None,
     config: Path | None,
     threads: int | None,
-) -> Request:
+) -> SubmitRequest:
     """Return the training that is to be submitted, checked as `paceline train` would."""
     from paceline.cli.asked import Asked
     from paceline.cli.config_file import read_config
@@ -126,7 +126,7 @@ def _request(
         words = (*words, "--config", str(config.absolute()))
     place = typed.partition(":")[0]
     absolute = place.endswith(".py") and options.on != KUBERNETES
-    return Request(
+    return SubmitRequest(
         task=resolve(typed)[0] if absolute else typed,
         arguments=words,
         options=replace(asked.options, resume=True) if resume else asked.options,

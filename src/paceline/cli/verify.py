@@ -22,7 +22,7 @@ from paceline.tasks.names import resolve
 from paceline.training.options import RunOptions
 from paceline.training.spec import TrainSpec
 from paceline.verify.proof.asked import STEPS, WITHOUT_EFFECT, request_of
-from paceline.verify.proof.request import Request
+from paceline.verify.proof.request import VerifyRequest
 
 
 @takes(
@@ -43,14 +43,14 @@ def verify(
     strategy: Annotated[
         str | None,
         typer.Option(
-            help=f"Strategies to verify, with commas between. Default: {','.join(Request.strategies)}."
+            help=f"Strategies to verify, with commas between. Default: {','.join(VerifyRequest.strategies)}."
         ),
     ] = None,
     workers: Annotated[
         str | None,
         typer.Option(
             help="Numbers of workers to verify, with commas between. "
-            f"Default: {','.join(map(str, Request.workers))}."
+            f"Default: {','.join(map(str, VerifyRequest.workers))}."
         ),
     ] = None,
     steps: Annotated[int | None, typer.Option(help=f"Steps to compare. Default: {STEPS}.")] = None,
@@ -73,11 +73,11 @@ def verify(
     ] = None,
     hash_seed: Annotated[
         bool, typer.Option(help="Also repeat the first steps in a fresh process with another hash seed.")
-    ] = Request.hash_seed,
+    ] = VerifyRequest.hash_seed,
     resume: Annotated[
         bool,
         typer.Option(help="Also save in mid-run and resume with another strategy or number of workers."),
-    ] = Request.resume,
+    ] = VerifyRequest.resume,
     threads: Threads = None,
     json_: AsJson = False,
 ) -> int:
@@ -136,8 +136,8 @@ def _task(
         said,
         task=reference,
         name=name,
-        strategies=several(said["strategy"]) if "strategy" in said else Request.strategies,
-        workers=_numbers(str(said["workers"])) if "workers" in said else Request.workers,
+        strategies=several(said["strategy"]) if "strategy" in said else VerifyRequest.strategies,
+        workers=_numbers(str(said["workers"])) if "workers" in said else VerifyRequest.workers,
         **options,
     )
     with _progress() as progress:
@@ -164,12 +164,12 @@ def _script(script: str, arguments: list[str], *, workers: int, threads: int | N
 
 
 def _receipt(folder: Path, said: dict[str, Any], *, as_json: bool, **options: Any) -> int:
-    from paceline.verify.receipts.rerun import Replay, verify_receipt
+    from paceline.verify.receipts.rerun import SegmentReplay, verify_receipt
 
     workers = _numbers(said["workers"]) if "workers" in said else (None,)
     if len(workers) > 1:
         raise InputError("--receipt re-runs on one number of workers. Give --workers 2, say.")
-    replay = Replay(
+    replay = SegmentReplay(
         folder=folder,
         steps=said.get("steps"),
         strategy=said.get("strategy"),

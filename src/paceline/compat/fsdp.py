@@ -19,7 +19,7 @@ from torch.distributed.fsdp._fully_shard._fsdp_param import ShardedState
 
 from paceline.compat.pytree import tree_leaves
 
-__all__ = ["AllGather", "Group", "Member", "ReduceScatter"]
+__all__ = ["AllGather", "Group", "GroupedParam", "ReduceScatter"]
 
 _HELD = {
     ShardedState.SHARDED: "sharded_param",
@@ -28,7 +28,7 @@ _HELD = {
 }
 
 
-class Member:
+class GroupedParam:
     """One parameter of a group (`FSDPParam`)."""
 
     def __init__(self, record: Any) -> None:
@@ -87,7 +87,7 @@ class Group:
 
     def __init__(self, record: Any) -> None:
         self._record = record
-        self.members = [Member(one) for one in record.fsdp_params]
+        self.members = [GroupedParam(one) for one in record.fsdp_params]
         self.reduce_dtype: torch.dtype | None = record.mp_policy.reduce_dtype
         self.device: torch.device = record.device
 

@@ -14,13 +14,13 @@ from paceline.errors import PacelineError
 
 
 @dataclass(frozen=True, slots=True)
-class Failure:
+class LoaderFailure:
     """An exception of a loading process, on its way to the training process."""
 
     pickled: bytes
 
     @classmethod
-    def of(cls, error: Exception) -> Failure:
+    def of(cls, error: Exception) -> LoaderFailure:
         """Pack an exception, with the traceback that pickling would lose as a note."""
         error.add_note(
             "Traceback in the loading process:\n" + "".join(traceback.format_tb(error.__traceback__))

@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from paceline.compat.data_loader import end_workers, lost_workers, show_dataset
 from paceline.compat.parent_death import die_with_parent
-from paceline.data.failures import Failure
+from paceline.data.failures import LoaderFailure
 from paceline.data.permutation import Indices
 from paceline.data.reading import Reader
 from paceline.errors import LoadingProcessError
@@ -98,7 +98,7 @@ class _MicroBatches(Dataset[Any]):
         try:
             return self._reader.read(epoch, [samples])[0]
         except Exception as error:  # noqa: BLE001 - it is raised in the training process
-            return Failure.of(error)
+            return LoaderFailure.of(error)
 
 
 class _RemoteIterable(IterableDataset[Any]):
@@ -111,7 +111,7 @@ class _RemoteIterable(IterableDataset[Any]):
         try:
             yield from self._items()
         except Exception as error:  # noqa: BLE001 - it is raised in the training process
-            yield Failure.of(error)
+            yield LoaderFailure.of(error)
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,7 +168,7 @@ def _unpacked(results: Iterator[Any]) -> Iterator[Any]:
             if not lost:
                 raise
             raise LoadingProcessError(_how_lost(*lost[0])) from error
-        if isinstance(result, Failure):
+        if isinstance(result, LoaderFailure):
             raise result.unpack()
         yield result
 

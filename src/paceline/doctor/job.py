@@ -16,7 +16,7 @@ from paceline.doctor.devices import ReadTorch
 from paceline.doctor.finding import Finding, fail, ok, warn
 from paceline.doctor.live import measure
 from paceline.errors import InputError
-from paceline.launch.nodes.reachability import Attempt, ReachablePort, Target
+from paceline.launch.nodes.reachability import ConnectionAttempts, ReachablePort, Target
 from paceline.observe.formats import plural
 from paceline.world import env, interfaces
 from paceline.world.env import Identity
@@ -109,7 +109,7 @@ def _between_machines(
 
 
 def _reached(targets: Sequence[Target], selector: selectors.BaseSelector) -> dict[str, str]:
-    attempt = Attempt(targets, selector)
+    attempt = ConnectionAttempts(targets, selector)
     try:
         while (failed := attempt.failed(time.monotonic())) is None:
             for key, _ in selector.select(0.1):

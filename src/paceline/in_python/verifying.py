@@ -14,20 +14,20 @@ from paceline.launch.in_python import OF_TASK, errors_in_keywords, in_words, rea
 from paceline.strategies import several
 from paceline.training.script import check_importing
 from paceline.verify.proof.asked import STEPS, WITHOUT_EFFECT, request_of
-from paceline.verify.proof.request import Request
+from paceline.verify.proof.request import VerifyRequest
 from paceline.verify.report import Report
 
 
 def verify(
     task: AnyTask,
     *,
-    strategy: str | Iterable[str] = Request.strategies,
-    workers: int | Iterable[int] = Request.workers,
+    strategy: str | Iterable[str] = VerifyRequest.strategies,
+    workers: int | Iterable[int] = VerifyRequest.workers,
     steps: int = STEPS,
     settings: Mapping[str, Any] | None = None,
     threads: int | None = None,
-    hash_seed: bool = Request.hash_seed,
-    resume: bool = Request.resume,
+    hash_seed: bool = VerifyRequest.hash_seed,
+    resume: bool = VerifyRequest.resume,
     **options: Any,
 ) -> Report:
     """Compare runs of a task with one process, step by step and bit by bit; return what `paceline verify` prints.

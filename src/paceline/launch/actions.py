@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from paceline.launch.failures import Failure
+from paceline.launch.failures import WorkerFailure
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,7 @@ class Start:
 class StartOver:
     """Nobody holds the state any more: start all workers from the last checkpoint."""
 
-    failure: Failure
+    failure: WorkerFailure
 
 
 @dataclass(frozen=True)
@@ -80,7 +80,7 @@ class AwaitCause:
 class GiveUp:
     """End the run, because of this."""
 
-    failure: Failure
+    failure: WorkerFailure
 
 
 @dataclass(frozen=True)
@@ -88,7 +88,7 @@ class Expel:
     """End a worker at once, and count it as lost whether or not it goes: one that the kernel holds cannot."""
 
     member: int
-    failure: Failure
+    failure: WorkerFailure
 
 
 @dataclass(frozen=True)

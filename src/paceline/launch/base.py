@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 from paceline.errors import DiskFaultError, InputError, WorkerFailedError
 from paceline.launch.code_errors import CodeError
-from paceline.launch.failures import Failure
+from paceline.launch.failures import WorkerFailure
 from paceline.launch.job import Call, Job
 from paceline.launch.nodes.rendezvous import Rendezvous
 from paceline.launch.policy import Policy
@@ -112,7 +112,7 @@ class Outcome:
 
     results: tuple[Any, ...]
     """What each rank returned, by rank; those that were lost are left out."""
-    failure: Failure | None = None
+    failure: WorkerFailure | None = None
     errors: tuple[CodeError, ...] = ()
     """Where the user's own code failed and was tried once more."""
     restarts: int = 0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from paceline.launch.failures import Failure
+from paceline.launch.failures import WorkerFailure
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,18 +24,20 @@ class CodeErrors:
         self.all: list[CodeError] = []
         self.vacant: list[int] = []
         """The ranks whose workers failed and are to be replaced before anybody goes on."""
-        self._first: dict[tuple[int, bool], Failure] = {}
+        self._first: dict[tuple[int, bool], WorkerFailure] = {}
         """The failure that was retried, by step, and apart from it the evaluation that comes before the step."""
-        self.latest: Failure | None = None
+        self.latest: WorkerFailure | None = None
         """The failure that was noted last."""
         self._unplaced: list[int] = []
         """Which of all errors happened in a step that is not known yet."""
 
-    def before(self, step: int | None, *, evaluating: bool = False) -> Failure | None:
+    def before(self, step: int | None, *, evaluating: bool = False) -> WorkerFailure | None:
         """Return the failure that the same step was retried for, if it was."""
         return None if step is None else self._first.get((step, evaluating))
 
-    def note(self, failure: Failure, step: int | None, *, retried: bool, evaluating: bool = False) -> None:
+    def note(
+        self, failure: WorkerFailure, step: int | None, *, retried: bool, evaluating: bool = False
+    ) -> None:
         """Enter a failure."""
         self.latest = failure
         if step is None:
@@ -44,7 +46,7 @@ class CodeErrors:
             self._first.setdefault((step, evaluating), failure)
         self.all.append(CodeError(rank=failure.rank, step=step, message=failure.message, retried=retried))
 
-    def place(self, step: int, *, evaluating: bool = False) -> Failure | None:
+    def place(self, step: int, *, evaluating: bool = False) -> WorkerFailure | None:
         """Count those whose step was unknown for this one; returns the failure that it was retried for before, if it was."""
         before = self.before(step, evaluating=evaluating)
         for index in self._unplaced:

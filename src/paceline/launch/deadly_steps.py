@@ -11,7 +11,7 @@ from pathlib import Path
 
 from paceline.data.shards import batch_bounds, shard_bounds, steps_per_epoch
 from paceline.errors import PacelineError
-from paceline.launch.failures import Failure
+from paceline.launch.failures import WorkerFailure
 from paceline.observe.formats import plural
 from paceline.records.receipt import Receipt
 
@@ -25,7 +25,7 @@ class DeadlySteps:
         self._died: dict[int, list[tuple[int, frozenset[int]]]] = {}
         """With the number of the attempt: two that die at once died of one thing."""
 
-    def second(self, failure: Failure, attempt: int, shards: range) -> Failure | None:
+    def second(self, failure: WorkerFailure, attempt: int, shards: range) -> WorkerFailure | None:
         """Note a death in a step; return what ends the run where another worker died there of the same shards before."""
         if failure.step is None or not shards:
             return None
@@ -37,7 +37,7 @@ class DeadlySteps:
         return None
 
 
-def explain(failure: Failure, out: Path | None) -> Failure:
+def explain(failure: WorkerFailure, out: Path | None) -> WorkerFailure:
     """Return the failure that a deadly step ends a run with, in words: its shards, and their samples where the records tell."""
     if not failure.shards:
         return failure
@@ -54,7 +54,7 @@ def explain(failure: Failure, out: Path | None) -> Failure:
     )
 
 
-def _samples(failure: Failure, out: Path | None) -> list[int]:
+def _samples(failure: WorkerFailure, out: Path | None) -> list[int]:
     """Return the samples of a failure's shards, from what the last group wrote down of the data; none where that is not known."""
     from paceline.data.permutation import EpochPermutation
 

@@ -37,7 +37,7 @@ _HINTS = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class Failure:
+class WorkerFailure:
     """How one worker failed."""
 
     rank: int
@@ -70,17 +70,17 @@ class Failure:
         return "failed" if self.trace else f"stopped: {self.message}"
 
 
-def from_exception(error: BaseException, rank: int, host: str, step: int | None = None) -> Failure:
+def from_exception(error: BaseException, rank: int, host: str, step: int | None = None) -> WorkerFailure:
     """Describe an exception that ended a worker."""
     if isinstance(error, DiskFaultError | RecordsError):
-        return Failure(rank=rank, host=host, kind="disk", message=text_of(error), step=step)
+        return WorkerFailure(rank=rank, host=host, kind="disk", message=text_of(error), step=step)
     if isinstance(error, InputError):
-        return Failure(rank=rank, host=host, kind="input", message=text_of(error), step=step)
+        return WorkerFailure(rank=rank, host=host, kind="input", message=text_of(error), step=step)
     if isinstance(error, NonFiniteLossError | LoadingProcessError):
         # Their words name step, shard and samples, or the process; where in our loop they were raised helps nobody.
-        return Failure(rank=rank, host=host, kind="code", message=text_of(error), step=step)
+        return WorkerFailure(rank=rank, host=host, kind="code", message=text_of(error), step=step)
     lost = isinstance(error, WorkerGoneError) or names_a_lost_peer(error)
-    return Failure(
+    return WorkerFailure(
         rank=rank,
         host=host,
         kind="peer" if lost else "code",
@@ -90,19 +90,19 @@ def from_exception(error: BaseException, rank: int, host: str, step: int | None 
     )
 
 
-def from_status(status: int, rank: int, host: str, step: int | None = None) -> Failure:
+def from_status(status: int, rank: int, host: str, step: int | None = None) -> WorkerFailure:
     """Describe a worker that ended without saying why; one that ended well did so too early."""
     if status < 0:
         name = signal.Signals(-status).name if -status in set(signal.Signals) else f"signal {-status}"
-        return Failure(rank=rank, host=host, kind="signal", message=f"was killed by {name}", step=step)
+        return WorkerFailure(rank=rank, host=host, kind="signal", message=f"was killed by {name}", step=step)
     early = "" if status else " before its part was done"
     message = f"exited with status {status}{early}"
-    return Failure(rank=rank, host=host, kind="exit", message=message, step=step)
+    return WorkerFailure(rank=rank, host=host, kind="exit", message=message, step=step)
 
 
-def nobody_finished(host: str) -> Failure:
+def nobody_finished(host: str) -> WorkerFailure:
     """Describe a launch whose workers have all gone without a result."""
-    return Failure(rank=0, host=host, kind="few", message="no worker came to the end of its part")
+    return WorkerFailure(rank=0, host=host, kind="few", message="no worker came to the end of its part")
 
 
 def user_traceback(error: BaseException) -> str:
@@ -117,7 +117,7 @@ def user_traceback(error: BaseException) -> str:
     return writable("".join(report.format()) + hint)
 
 
-def first_cause(failures: Sequence[Failure]) -> Failure:
+def first_cause(failures: Sequence[WorkerFailure]) -> WorkerFailure:
     """Pick the failure that began it: losing a peer is a consequence; among the rest the earliest seen wins."""
     order = {"few": 0, "hang": 0, "input": 0, "disk": 0, "code": 1, "signal": 1, "exit": 2, "peer": 3}
     return min(failures, key=lambda failure: order[failure.kind])

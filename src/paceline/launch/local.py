@@ -11,7 +11,7 @@ from typing import Any
 from paceline.errors import InputError
 from paceline.launch.base import LaunchPlan, LaunchSpec, Outcome
 from paceline.launch.console import Console
-from paceline.launch.failures import Failure
+from paceline.launch.failures import WorkerFailure
 from paceline.launch.job import Call, Job
 from paceline.launch.nodes import machines
 from paceline.launch.nodes.follower import Follower
@@ -157,7 +157,7 @@ def _allow_many_files() -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
-def _record_failure(out: Path, failure: Failure) -> None:
+def _record_failure(out: Path, failure: WorkerFailure) -> None:
     """Close the run's events with what ended it: the workers that would have are gone."""
     sink = JsonlSink(out / EVENTS)
     sink.emit(RunFailed(rank=failure.rank, host=failure.host, reason=failure.message))

@@ -29,7 +29,7 @@ from paceline.launch.actions import (
 from paceline.launch.attempts import LIMIT, Attempts
 from paceline.launch.code_errors import CodeError, CodeErrors
 from paceline.launch.deadly_steps import DeadlySteps
-from paceline.launch.failures import Failure
+from paceline.launch.failures import WorkerFailure
 from paceline.launch.member import Member, State
 from paceline.launch.policy import Policy
 from paceline.observe import formats
@@ -79,7 +79,7 @@ class Membership:
         self._shares: tuple[int, ...] | None = None
         self._dealt: tuple[int, ...] | None = None
         """The shares that are wanted, and those of the present group."""
-        self._failures: list[Failure] = []
+        self._failures: list[WorkerFailure] = []
         """What was lost since the last step that all finished: their causes, should it come to an end."""
         self._unexplained = False
         """Whether the first group never came to be, and nobody has said why."""
@@ -139,7 +139,7 @@ class Membership:
             actions = self._tell(at_once=not self._planned())
         return actions + self._form_when_ready()
 
-    def lost(self, number: int, failure: Failure, step: int | None = None) -> list[Action]:
+    def lost(self, number: int, failure: WorkerFailure, step: int | None = None) -> list[Action]:
         """A worker has ended, and not well."""
         member = self.members[number]
         was, member.state = member.state, State.ENDED
@@ -156,7 +156,7 @@ class Membership:
             return self._lost_newcomer(failure)
         return self._lost_from_group(member, failure, step)
 
-    def _lost_from_group(self, member: Member, failure: Failure, step: int | None) -> list[Action]:
+    def _lost_from_group(self, member: Member, failure: WorkerFailure, step: int | None) -> list[Action]:
         self._failures.append(failure)
         if any(one.state is State.STARTING and not one.newcomer for one in self.members.values()):
             # The first group never came to be.
@@ -198,7 +198,7 @@ class Membership:
         """The time is over in which the cause of a start that failed might have been heard of."""
         return self._start_over() if self._unexplained else []
 
-    def raised(self, number: int, failure: Failure, step: int | None) -> list[Action]:
+    def raised(self, number: int, failure: WorkerFailure, step: int | None) -> list[Action]:
         """A worker's code has raised in an evaluation: the worker stays, and all do that once more."""
         member = self.members[number]
         failure = replace(failure, rank=member.rank)
@@ -331,9 +331,9 @@ class Membership:
         return None
 
     def _expel(self, member: Member, words: str) -> Expel:
-        return Expel(member.number, Failure(rank=member.rank, host="", kind="hang", message=words))
+        return Expel(member.number, WorkerFailure(rank=member.rank, host="", kind="hang", message=words))
 
-    def _dies_again(self, member: Member, failure: Failure, was: State) -> Failure | None:
+    def _dies_again(self, member: Member, failure: WorkerFailure, was: State) -> WorkerFailure | None:
         """Return what ends the run where a step has killed its worker by a signal for the second time."""
         size = self._formed
         if failure.kind != "signal" or was is not State.TRAINING or self._changing or not self._trains:
@@ -363,7 +363,7 @@ class Membership:
             ]
         if len(group) == 1 or attempts.expelled >= self.policy.workers:
             words = f"could not form a group in {LIMIT} attempts{why}. Go on with --resume"
-            return [GiveUp(Failure(rank=group[0].rank, host="", kind="few", message=words))]
+            return [GiveUp(WorkerFailure(rank=group[0].rank, host="", kind="few", message=words))]
         blamed = attempts.blame({one.number: one.joined for one in group})
         words = f"could not get into a group with the others in {LIMIT} attempts{why}"
         return [self._expel(self.members[blamed], words)]
@@ -417,7 +417,9 @@ class Membership:
         self._tokens -= 1
         return True
 
-    def _end_of_retries(self, member: Member, failure: Failure, step: int | None) -> Failure | None:
+    def _end_of_retries(
+        self, member: Member, failure: WorkerFailure, step: int | None
+    ) -> WorkerFailure | None:
         """Return what ends the run where an error of the user's code cannot be retried; else note that it is.
 
         It is retried once, by another worker in the same place: the layout of a run does not change because of it.
@@ -434,26 +436,26 @@ class Membership:
             self._code.vacant.append(member.place)
         return None
 
-    def _do_without(self, member: Member, failure: Failure) -> list[Action]:
+    def _do_without(self, member: Member, failure: WorkerFailure) -> list[Action]:
         """Continue without a lost worker where the others can; before all have met, everybody waits for everybody."""
         all_met = all(one.state is not State.STARTING for one in self.members.values())
         if failure.kind in ("input", "disk") or member.rank not in self.policy.expendable or not all_met:
             return [GiveUp(failure)]
         return [Tell(one.number, member.rank) for one in self._in_group()]
 
-    def _cause_of(self, failure: Failure) -> Failure:
+    def _cause_of(self, failure: WorkerFailure) -> WorkerFailure:
         """Return what a failure comes of: an exception can leave nothing for the others to go on from."""
         lost = failure.message.startswith(STATE_LOST)
         return self._failures[-1] if lost and self._failures and self._failures[-1].of_code else failure
 
-    def _lost_newcomer(self, failure: Failure) -> list[Action]:
+    def _lost_newcomer(self, failure: WorkerFailure) -> list[Action]:
         if failure.of_code and (self._code.vacant or not self._in_group()):
             return [GiveUp(failure)]
         if failure.of_code:
             self._code.note(failure, None, retried=True)
         return self._replace() + (self._form_when_ready() if self._changing else [])
 
-    def _failed_start(self, failure: Failure) -> list[Action]:
+    def _failed_start(self, failure: WorkerFailure) -> list[Action]:
         if not self._trains:
             return [GiveUp(failure)]
         # One that lost its peer is heard of first at times: a bug may be behind it, which starting over would hide.
@@ -576,7 +578,7 @@ class Membership:
         words = f"; the last one lost: rank {cause.rank} {cause.cause()}" if cause is not None else ""
         return [
             GiveUp(
-                Failure(
+                WorkerFailure(
                     rank=group[0].rank,
                     host=cause.host if cause is not None else "",
                     kind="few",

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Collection, Iterator
 
 from paceline.launch import failures
-from paceline.launch.failures import Failure
+from paceline.launch.failures import WorkerFailure
 
 FIRST_CAUSE_WAIT_S = 0.3
 """How long others may still report after the first failure, so that the cause is found and not its echo."""
@@ -40,7 +40,7 @@ class Shutdown:
         self._patience_s = TERMINATE_WAIT_S
         self.saves_wanted = 0
         """How many signals asked for a checkpoint that has not been ordered yet."""
-        self._failures: list[Failure] = []
+        self._failures: list[WorkerFailure] = []
         self._next = signal.SIGTERM
         self._killed_at: float | None = None
 
@@ -60,17 +60,17 @@ class Shutdown:
         return self._killed_at is not None and time.monotonic() > self._killed_at + LEFT_BEHIND_S
 
     @property
-    def cause(self) -> Failure | None:
+    def cause(self) -> WorkerFailure | None:
         """What ended it, if it was a failure."""
         return failures.first_cause(self._failures) if self._failures else None
 
-    def note(self, failure: Failure) -> None:
+    def note(self, failure: WorkerFailure) -> None:
         """Take note of what followed; one that only went when it was told to is no cause."""
         was_told = self._next is not signal.SIGTERM and failure.kind in ("exit", "signal")
         if not (was_told and self._failures):
             self._failures.append(failure)
 
-    def begin(self, failure: Failure) -> None:
+    def begin(self, failure: WorkerFailure) -> None:
         """End the launch, because of this."""
         self.note(failure)
         wait = ECHO_WAIT_S if failure.kind == "peer" else FIRST_CAUSE_WAIT_S

@@ -30,9 +30,9 @@ from paceline.launch.announcements import Announcements
 from paceline.launch.base import LaunchPlan, Outcome
 from paceline.launch.console import Console
 from paceline.launch.control import ControlSocket
-from paceline.launch.failures import Failure
+from paceline.launch.failures import WorkerFailure
 from paceline.launch.health.monitor import HealthMonitor
-from paceline.launch.health.watch import Watch
+from paceline.launch.health.watch import GroupWatch
 from paceline.launch.job import ScriptCall
 from paceline.launch.member import State
 from paceline.launch.membership import Membership
@@ -43,7 +43,7 @@ from paceline.launch.nodes.probation import Probation
 from paceline.launch.nodes.remote_worker_pool import RemoteWorkerPool
 from paceline.launch.shutdown import ECHO_WAIT_S, STOP_WAIT_S, TERMINATE_WAIT_S, Shutdown
 from paceline.launch.workers.pool import LocalWorkerPool
-from paceline.launch.workers.roster import Entry, Roster
+from paceline.launch.workers.roster import Roster, RosterEntry
 from paceline.launch.workers.scheduler import WorkerScheduler
 from paceline.observe.events import Event, Note, WorkerLost, to_json
 from paceline.observe.verdict import Verdict
@@ -72,7 +72,9 @@ class Supervisor:
         own = Node(LEADER, env.host(), self._pool, plan.address, wanted=len(plan.jobs))
         self._nodes = Nodes(own)
         self._scheduler = WorkerScheduler(plan, self._nodes, self._roster, membership)
-        self._health = HealthMonitor(Watch(plan.policy.hang_timeout), self._nodes, self._roster, membership)
+        self._health = HealthMonitor(
+            GroupWatch(plan.policy.hang_timeout), self._nodes, self._roster, membership
+        )
         self._without: list[int] = []
         """The ranks that were lost and that the others do without."""
         self._said_unsaved = False
@@ -154,7 +156,7 @@ class Supervisor:
         busy = any(one.running and not self._only_waits(one) for one in self._roster)
         return busy or self._pool.unheard
 
-    def _only_waits(self, entry: Entry) -> bool:
+    def _only_waits(self, entry: RosterEntry) -> bool:
         """Return whether a worker is none of the group's yet: nobody waits for one when the run ends meanwhile."""
         member = self._membership.members.get(entry.number)
         return member is not None and member.newcomer
@@ -287,7 +289,7 @@ class Supervisor:
         for entry in self._roster.running():
             self._signal(entry, training if entry.trains else plain)
 
-    def _signal(self, entry: Entry, number: signal.Signals) -> None:
+    def _signal(self, entry: RosterEntry, number: signal.Signals) -> None:
         self._nodes[entry.node].pool.signal(entry.number, number)
 
     def _look(self) -> None:
@@ -311,13 +313,15 @@ class Supervisor:
                 # Whoever has left the group waits for the next; one that still waits in it will not leave by itself.
                 stuck = {one.number for one in self._membership.overstaying()}
             else:
-                self._do([GiveUp(Failure(rank=0, host=env.host(), kind="hang", message=verdict.sentence))])
+                self._do(
+                    [GiveUp(WorkerFailure(rank=0, host=env.host(), kind="hang", message=verdict.sentence))]
+                )
                 return
         self._tell(Note(text=verdict.sentence))
         # In full where that ends the run, shortly where it was said before.
         words = "made no progress" if self._membership.policy.elastic else verdict.sentence
         for number in sorted(stuck):
-            self._expel(Expel(number, Failure(rank=-1, host="", kind="hang", message=words)))
+            self._expel(Expel(number, WorkerFailure(rank=-1, host="", kind="hang", message=words)))
 
     def _expel(self, action: Expel) -> None:
         """End a worker, and go on without waiting for its end: one that the kernel holds in a read or a write has none yet."""
@@ -393,20 +397,20 @@ class Supervisor:
         else:
             self._lost(entry, dataclasses.replace(failure, rank=entry.rank))
 
-    def _ended_early(self, entry: Entry) -> bool:
+    def _ended_early(self, entry: RosterEntry) -> bool:
         """Return whether a worker ended without a word before its part was done; a script says nothing at its end."""
         member = self._membership.members.get(entry.number)
         release = self._membership.stopping or (member is not None and member.state is State.RELEASED)
         return not (entry.returned or release or isinstance(self._plan.jobs[0].call, ScriptCall))
 
-    def _announce(self, entry: Entry, failure: Failure) -> None:
+    def _announce(self, entry: RosterEntry, failure: WorkerFailure) -> None:
         """Queue the message that the user's code failed on a worker, with its traceback, for when the run goes on."""
         host = self._nodes[entry.node].host if self._nodes.get(entry.node) is not None else failure.host
         where = "" if failure.step is None else f" in step {failure.step}"
         reason = f"{failure.cause()}{where}, which is tried once more"
         self._announcements.add(WorkerLost(failure.rank, host, reason, failure.step, failure.trace))
 
-    def _lost(self, entry: Entry, failure: Failure) -> None:
+    def _lost(self, entry: RosterEntry, failure: WorkerFailure) -> None:
         entry.running = False
         if entry.node in self._probation:
             failure = self._failed_to_join(entry, failure)
@@ -452,9 +456,11 @@ class Supervisor:
         for entry in lost:
             if entry.number in self._roster:  # else all were started over because of the one before
                 fate = "was lost with its machine"
-                self._lost(entry, Failure(rank=entry.rank, host=machine.host, kind="signal", message=fate))
+                self._lost(
+                    entry, WorkerFailure(rank=entry.rank, host=machine.host, kind="signal", message=fate)
+                )
 
-    def unmet(self, failure: Failure) -> None:
+    def unmet(self, failure: WorkerFailure) -> None:
         """End a launch whose machines did not come together."""
         self._shutdown.begin(failure)
 
@@ -472,7 +478,7 @@ class Supervisor:
             if any(reading is not None and reading.steps for reading in readings):
                 self._probation.end(index)
 
-    def _failed_to_join(self, entry: Entry, failure: Failure) -> Failure:
+    def _failed_to_join(self, entry: RosterEntry, failure: WorkerFailure) -> WorkerFailure:
         """Return a failure on a new machine as no more than a lost worker; the second costs that machine its place."""
         first = next(iter(failure.message.splitlines()), failure.cause())
         fate = f"failed as it joined: {first}"
@@ -546,7 +552,7 @@ class Supervisor:
             self._told_to_break = max(self._told_to_break, action.generation)
         self._scheduler.send(action.member, _order(action))
 
-    def _start_over(self, failure: Failure) -> None:
+    def _start_over(self, failure: WorkerFailure) -> None:
         self._cause_by = None
         out = self._plan.out
         saved = out is not None and run_folder.has_run(out)

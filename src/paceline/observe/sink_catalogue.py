@@ -15,7 +15,7 @@ from paceline.observe.sinks import Sink
 
 
 @dataclass(frozen=True)
-class Entry:
+class SinkEntry:
     """One kind of sink."""
 
     reference: str
@@ -26,12 +26,12 @@ class Entry:
 
 
 SINKS = {
-    "csv": Entry("paceline.observe.csv_file:CsvSink", needs_folder=True),
-    "tensorboard": Entry(
+    "csv": SinkEntry("paceline.observe.csv_file:CsvSink", needs_folder=True),
+    "tensorboard": SinkEntry(
         "paceline.observe.tensorboard:TensorBoardSink", package="tensorboard", needs_folder=True
     ),
-    "wandb": Entry("paceline.observe.weights_and_biases:WandbSink", package="wandb"),
-    "mlflow": Entry("paceline.observe.mlflow_runs:MlflowSink", package="mlflow"),
+    "wandb": SinkEntry("paceline.observe.weights_and_biases:WandbSink", package="wandb"),
+    "mlflow": SinkEntry("paceline.observe.mlflow_runs:MlflowSink", package="mlflow"),
 }
 IDENTITIES = "sinks"
 """The folder, in the run folder, in which a sink notes which run of its own this is."""
@@ -77,14 +77,14 @@ def opened(name: str, folder: Path | None) -> Sink:
     return sink
 
 
-def entry_of(name: str) -> Entry:
+def entry_of(name: str) -> SinkEntry:
     """Return what is known of a sink."""
     if name in SINKS:
         return SINKS[name]
     module, colon, attribute = name.partition(":")
     if not colon or not all(part.isidentifier() for part in (*module.split("."), *attribute.split("."))):
         raise UnknownNameError("--sink", name, (*SINKS, "module:Class"))
-    return Entry(name)
+    return SinkEntry(name)
 
 
 def continued(folder: Path, name: str, identity: str | None = None) -> str | None:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from paceline.observe import formats
-from paceline.world.status_page import Kind, Phase, Reading
+from paceline.world.status_page import OperationKind, Phase, Reading
 
 _PACKAGE = Path(__file__).resolve().parents[1]
 _TASKS = f"{_PACKAGE}/tasks/"
@@ -62,7 +62,7 @@ class Collective:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Evidence:
+class WorkerEvidence:
     """What is known of one worker at the moment of the verdict."""
 
     rank: int
@@ -144,7 +144,7 @@ def is_users(frame: Frame) -> bool:
     return not frame.file.startswith(_LIBRARIES) and not _LIBRARY_FOLDERS.search(frame.file)
 
 
-def judge(evidence: Sequence[Evidence]) -> Verdict:
+def judge(evidence: Sequence[WorkerEvidence]) -> Verdict:
     """Decide which workers hold the run up, from the evidence of all its workers.
 
     Only the odd one out is replaced, never more than half of them: several that stand still in the same phase wait for something
@@ -163,7 +163,7 @@ def judge(evidence: Sequence[Evidence]) -> Verdict:
     if busy:
         return Verdict("slow", (), _slow(busy))
     # Whoever is still in a step that somebody else has left cannot be waiting for that one.
-    stepping = [one for one in waiting if one.reading.kind is Kind.STEP]
+    stepping = [one for one in waiting if one.reading.kind is OperationKind.STEP]
     latest = max((one.reading.step for one in stepping), default=0)
     behind = [one for one in stepping if one.reading.step < latest]
     if behind:
@@ -171,7 +171,7 @@ def judge(evidence: Sequence[Evidence]) -> Verdict:
     return Verdict("deadlock", (), _deadlock(waiting, [one for one in everyone if not one.trains]))
 
 
-def _judge_stopped(everyone: Sequence[Evidence]) -> Verdict:
+def _judge_stopped(everyone: Sequence[WorkerEvidence]) -> Verdict:
     """Decide where some are gone or stopped by a signal; whoever stops all of them may let all of them go on."""
     gone = [one for one in everyone if one.state in "XZ"]
     stopped = [one for one in everyone if one.state in "Tt"]
@@ -181,20 +181,20 @@ def _judge_stopped(everyone: Sequence[Evidence]) -> Verdict:
     return Verdict("stopped", _some([*gone, *stopped], everyone), sentence)
 
 
-def _is_shared(late: Sequence[Evidence], everyone: Sequence[Evidence]) -> bool:
+def _is_shared(late: Sequence[WorkerEvidence], everyone: Sequence[WorkerEvidence]) -> bool:
     """Return whether those who are late are no odd ones out: two in the same phase, or more than half of all."""
     phases = [one.reading.phase for one in late]
     return len(set(phases)) < len(phases) or 2 * len(late) > len(everyone)
 
 
-def _spreads(late: Sequence[Evidence], busy: Sequence[Evidence]) -> bool:
+def _spreads(late: Sequence[WorkerEvidence], busy: Sequence[WorkerEvidence]) -> bool:
     """Return whether another one is about to be late in the same phase: a stall that all share is not seen on all at once."""
     phases = {one.reading.phase for one in late}
     others = [one for one in busy if one not in late and one.reading.phase in phases]
     return any(2 * one.silent_s >= one.limit_s for one in others)
 
 
-def _some(blamed: Sequence[Evidence], everyone: Sequence[Evidence]) -> tuple[int, ...]:
+def _some(blamed: Sequence[WorkerEvidence], everyone: Sequence[WorkerEvidence]) -> tuple[int, ...]:
     """Return the ranks to replace now: half of all at most. The next look finds the others where they still are."""
     return _ranks(blamed)[: max(1, len(everyone) // 2)]
 
@@ -204,7 +204,9 @@ def _unblamed(sentence: str) -> str:
     return f"{sentence.rstrip('.')}; nobody is replaced for what may come from outside, and the run waits (Ctrl-C ends it)."
 
 
-def _stopped(gone: Sequence[Evidence], stopped: Sequence[Evidence], everyone: Sequence[Evidence]) -> str:
+def _stopped(
+    gone: Sequence[WorkerEvidence], stopped: Sequence[WorkerEvidence], everyone: Sequence[WorkerEvidence]
+) -> str:
     parts = []
     if gone:
         parts.append(f"{_who(gone)} {_be(gone)} gone")
@@ -216,7 +218,7 @@ def _stopped(gone: Sequence[Evidence], stopped: Sequence[Evidence], everyone: Se
     return "; ".join([*parts, _batches([*gone, *stopped], everyone)]) + "."
 
 
-def _stuck(late: Sequence[Evidence], everyone: Sequence[Evidence]) -> str:
+def _stuck(late: Sequence[WorkerEvidence], everyone: Sequence[WorkerEvidence]) -> str:
     others = [one for one in everyone if one.waits]
     if others:
         leading = max(others, key=lambda one: one.reading.step)
@@ -233,7 +235,7 @@ def _stuck(late: Sequence[Evidence], everyone: Sequence[Evidence]) -> str:
     return f"{_who(late)} {fact}: {where}; {_batches(late, everyone)}."
 
 
-def _behind(behind: Sequence[Evidence], everyone: Sequence[Evidence]) -> str:
+def _behind(behind: Sequence[WorkerEvidence], everyone: Sequence[WorkerEvidence]) -> str:
     where = ", ".join(
         f"{_collective(one)}{_at(one)}"
         if len(behind) == 1
@@ -244,7 +246,7 @@ def _behind(behind: Sequence[Evidence], everyone: Sequence[Evidence]) -> str:
     return f"{_who(behind)} {still}: for {_longest(behind)} {where}; {_batches(behind, everyone)}."
 
 
-def _slow(busy: Sequence[Evidence]) -> str:
+def _slow(busy: Sequence[WorkerEvidence]) -> str:
     slowest = max(busy, key=lambda one: one.silent_s / one.limit_s)
     return (
         f"the others wait for rank {slowest.rank} on {slowest.host}, which is {_place(slowest)} in {_operation(slowest)} "
@@ -252,7 +254,7 @@ def _slow(busy: Sequence[Evidence]) -> str:
     )
 
 
-def _deadlock(waiting: Sequence[Evidence], left: Sequence[Evidence]) -> str:
+def _deadlock(waiting: Sequence[WorkerEvidence], left: Sequence[WorkerEvidence]) -> str:
     if not waiting:
         return "no worker takes part in training, so there is nobody to wait for."
     operations = list(dict.fromkeys(_operation(one) for one in waiting))
@@ -272,11 +274,11 @@ def _deadlock(waiting: Sequence[Evidence], left: Sequence[Evidence]) -> str:
     return f"all {len(waiting)} ranks wait for each other in {operation}, for {_longest(waiting)}: {where}."
 
 
-def _ranks(some: Iterable[Evidence]) -> tuple[int, ...]:
+def _ranks(some: Iterable[WorkerEvidence]) -> tuple[int, ...]:
     return tuple(sorted(one.rank for one in some))
 
 
-def _who(some: Sequence[Evidence]) -> str:
+def _who(some: Sequence[WorkerEvidence]) -> str:
     if len(some) == 1:
         return f"rank {some[0].rank} on {some[0].host}"
     *first, last = (str(one.rank) for one in some)
@@ -284,62 +286,62 @@ def _who(some: Sequence[Evidence]) -> str:
     return f"ranks {', '.join(first)} and {last} on {', '.join(hosts)}"
 
 
-def _be(some: Sequence[Evidence]) -> str:
+def _be(some: Sequence[WorkerEvidence]) -> str:
     return "is" if len(some) == 1 else "are"
 
 
-def _wait(some: Sequence[Evidence]) -> str:
+def _wait(some: Sequence[WorkerEvidence]) -> str:
     return "waits" if len(some) == 1 else "wait"
 
 
-def _operation(one: Evidence) -> str:
+def _operation(one: WorkerEvidence) -> str:
     step = one.reading.step
     match one.reading.kind:
-        case Kind.STEP:
+        case OperationKind.STEP:
             return f"step {step}"
-        case Kind.EVALUATE:
+        case OperationKind.EVALUATE:
             return f"the evaluation at step {step}"
-        case Kind.SAVE:
+        case OperationKind.SAVE:
             return f"the checkpoint of step {step}"
         case _:
             return f"what follows step {step}" if one.reading.operation else "the start"
 
 
-def _exchange(one: Evidence) -> str:
-    return ("the gradient reduction of " if one.reading.kind is Kind.STEP else "") + _operation(one)
+def _exchange(one: WorkerEvidence) -> str:
+    return ("the gradient reduction of " if one.reading.kind is OperationKind.STEP else "") + _operation(one)
 
 
-def _activity(one: Evidence) -> str:
+def _activity(one: WorkerEvidence) -> str:
     return _ACTIVITIES[one.reading.phase]
 
 
-def _place(one: Evidence) -> str:
+def _place(one: WorkerEvidence) -> str:
     doing = f"{_activity(one)}{_STATES.get(one.state, '')}"
     return (
         f"at {one.place} ({doing})" if one.place else f"{doing} at a place unknown, since it showed no stack"
     )
 
 
-def _collective(one: Evidence) -> str:
+def _collective(one: WorkerEvidence) -> str:
     return f"in {one.pending[0]}" if one.pending else "in an exchange"
 
 
-def _at(one: Evidence) -> str:
+def _at(one: WorkerEvidence) -> str:
     return f" at {one.own_line}" if one.own_line else ""
 
 
-def _longest(some: Sequence[Evidence]) -> str:
+def _longest(some: Sequence[WorkerEvidence]) -> str:
     return formats.duration(max(one.silent_s for one in some))
 
 
-def _batches(some: Sequence[Evidence], everyone: Sequence[Evidence]) -> str:
+def _batches(some: Sequence[WorkerEvidence], everyone: Sequence[WorkerEvidence]) -> str:
     ranks = _ranks(some)
     others = [one for one in everyone if one.rank not in ranks]
     served = f"{'it has' if len(some) == 1 else 'they have'} served {_range(some)} batches"
     return f"{served}, the others {_range(others)}" if others else served
 
 
-def _range(some: Sequence[Evidence]) -> str:
+def _range(some: Sequence[WorkerEvidence]) -> str:
     counts = [one.reading.batches for one in some]
     low, high = formats.count(min(counts)), formats.count(max(counts))
     return low if low == high else f"{low} to {high}"

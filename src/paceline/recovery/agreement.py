@@ -36,7 +36,7 @@ class OpenBody:
 
 
 @dataclass(frozen=True)
-class Member:
+class MemberReport:
     """What each tells the others when a new group has formed."""
 
     finished: int
@@ -67,12 +67,12 @@ class Member:
         return self.position.number
 
 
-def furthest(members: Sequence[Member]) -> int:
+def furthest(members: Sequence[MemberReport]) -> int:
     """Return the rank that has finished most, the lowest of equals."""
     return max(range(len(members)), key=lambda rank: (members[rank].finished, -rank))
 
 
-def broken_body(members: Sequence[Member]) -> OpenBody | None:
+def broken_body(members: Sequence[MemberReport]) -> OpenBody | None:
     """Return the attempt at a step in whose body the furthest of them are, to no effect, and may wait for all others."""
     most = max(member.finished for member in members)
     asked = any(one.asks_in_body for one in members)
@@ -81,7 +81,7 @@ def broken_body(members: Sequence[Member]) -> OpenBody | None:
     )
 
 
-def check_intact(members: Sequence[Member]) -> None:
+def check_intact(members: Sequence[MemberReport]) -> None:
     """Raise where what the furthest worker holds is the state of no step: its loop has changed it on the way."""
     before = [member for member in members if member.finished != NEWCOMER]
     most = max(member.finished for member in before)
@@ -91,7 +91,7 @@ def check_intact(members: Sequence[Member]) -> None:
         raise RolledBackError(ahead[0].number)
 
 
-def check_computed(members: Sequence[Member]) -> None:
+def check_computed(members: Sequence[MemberReport]) -> None:
     """Raise where only servers are left: what a loop does with its batches to what it has registered was never done there."""
     before = [member for member in members if member.finished != NEWCOMER]
     if before and all(member.serves and member.registers for member in before):

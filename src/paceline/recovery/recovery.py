@@ -21,12 +21,12 @@ from paceline.recovery.regrouping import Regrouping
 from paceline.recovery.same_call import check_same_call
 from paceline.recovery.sharded_recovery import Numbers, ShardedRecovery
 from paceline.world.peer_failure import is_lost_peer, may_come_of_a_break
-from paceline.world.status_page import Kind, Phase
+from paceline.world.status_page import OperationKind, Phase
 
 Value = TypeVar("Value")
 ATTEMPTS = 3
 """How often a worker may take a failure for a lost peer without anybody getting further."""
-_KINDS = {EVALUATE: Kind.EVALUATE, SAVE: Kind.SAVE}
+_KINDS = {EVALUATE: OperationKind.EVALUATE, SAVE: OperationKind.SAVE}
 
 
 class Recovery:

@@ -16,7 +16,7 @@ from typing import Any
 from paceline.observe import Regrouped
 from paceline.recovery.agreement import (
     NEWCOMER,
-    Member,
+    MemberReport,
     OpenBody,
     RolledBackError,
     broken_body,
@@ -160,7 +160,7 @@ class Regrouping:
         """Bring everybody to where the furthest ahead stands, and return the replica of the new group."""
         group = self.group
         inside = group.open_call is not None or group.repeatable or group.waits_to_join
-        mine = Member(
+        mine = MemberReport(
             finished=group.finished,
             position=self._position(),
             body=self._body,
@@ -173,7 +173,7 @@ class Regrouping:
             serves=self._before is not None and not self._before.placement.computes,
             registers=self.hooks.registers_states,
         )
-        members: list[Member] = all_gather_object(world.comm, mine)
+        members: list[MemberReport] = all_gather_object(world.comm, mine)
         check_computed(members)
         group.asks_in_body = any(member.asks_in_body for member in members)
         group.broken_body = broken_body(members)
@@ -183,7 +183,7 @@ class Regrouping:
         self._catch_up(world, members)
         return self.hooks.prepare_group(self._before)
 
-    def _catch_up(self, world: World, members: Sequence[Member]) -> None:
+    def _catch_up(self, world: World, members: Sequence[MemberReport]) -> None:
         """Have whoever is furthest ahead hand its state to those behind it, where each holds all of it."""
         group, source = self.group, furthest(members)
         ahead, mine = members[source], members[world.rank]
@@ -211,7 +211,7 @@ class Regrouping:
         else:
             group.missed = True
 
-    def _assemble(self, world: World, members: Sequence[Member]) -> Replica:
+    def _assemble(self, world: World, members: Sequence[MemberReport]) -> Replica:
         """Prepare for the new group and bring the parts of the state together, from wherever all of them are."""
         group, mine = self.group, members[world.rank]
         checkpoint = self.hooks.newest_checkpoint()
@@ -265,8 +265,8 @@ class Regrouping:
         self,
         source: StateSource,
         position: Position,
-        mine: Member,
-        members: Sequence[Member],
+        mine: MemberReport,
+        members: Sequence[MemberReport],
         outcome: Any,
     ) -> None:
         """Note where this worker stands with a state that was put together."""

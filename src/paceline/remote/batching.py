@@ -11,8 +11,8 @@ from typing import Any
 import torch
 
 from paceline.errors import InputError, RemoteError
-from paceline.remote.exchange import Request
-from paceline.remote.failures import Failure
+from paceline.remote.exchange import IncomingCall
+from paceline.remote.failures import CallFailure
 from paceline.remote.registry import BATCHED
 from paceline.remote.session import current
 
@@ -45,7 +45,7 @@ class _Question:
     """One call that waits for others like it."""
 
     item: Any
-    request: Request
+    request: IncomingCall
     since: float
 
 
@@ -60,7 +60,7 @@ class Batcher:
         self._open = True
         threading.Thread(target=self._serve, daemon=True, name=f"batches of {method.__name__}").start()
 
-    def add(self, item: Any, request: Request) -> None:
+    def add(self, item: Any, request: IncomingCall) -> None:
         """Put an item of a request into the next batch; its result answers the request."""
         with self._changed:
             if not self._open:
@@ -110,5 +110,5 @@ class Batcher:
                     f"{name} gave {len(results)} results for {len(items)} items: a batched method gives one each."
                 )
         except BaseException as error:  # noqa: BLE001  (every caller of the batch gets it, and the thread goes on)
-            return [Failure.of(error, self._worker)] * len(items)
+            return [CallFailure.of(error, self._worker)] * len(items)
         return results

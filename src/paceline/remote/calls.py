@@ -11,9 +11,9 @@ from paceline.errors import CallRefusedError, CallTimeoutError, InputError, Remo
 from paceline.remote import registry
 from paceline.remote.counted_references import Reference
 from paceline.remote.exchange import SPOIL
-from paceline.remote.failures import Failure, checked_timeout
+from paceline.remote.failures import CallFailure, checked_timeout
 from paceline.remote.gradients import active
-from paceline.remote.pending import Call
+from paceline.remote.pending import PendingCall
 from paceline.remote.session import Session, current
 
 Parameters = ParamSpec("Parameters")
@@ -23,7 +23,7 @@ Result = TypeVar("Result")
 class Future(Generic[Result]):
     """An answer that is on its way."""
 
-    def __init__(self, call: Call) -> None:
+    def __init__(self, call: PendingCall) -> None:
         self._call = call
 
     def done(self) -> bool:
@@ -86,7 +86,7 @@ class Method(Generic[Parameters, Result]):
 
     def _send(
         self, args: tuple[Any, ...], kwargs: dict[str, Any], *, keeps: bool = False, waits: bool = False
-    ) -> Call:
+    ) -> PendingCall:
         session = current()
         context = active() if self._stays else None  # what is batched is computed for several at once
         session.check(self._worker, self._name)
@@ -155,7 +155,7 @@ def method(bound: Callable[Parameters, Result]) -> Method[Parameters, Result]:
     return bound
 
 
-def _look(session: Session, call: Call) -> None:
+def _look(session: Session, call: PendingCall) -> None:
     """Have whoever wants a value hear that the call which was to make it got no answer in time."""
     error = call.error
     if isinstance(error, CallTimeoutError):
@@ -165,5 +165,5 @@ def _look(session: Session, call: Call) -> None:
 def _spoil(
     session: Session, worker: str, count: int, error: RemoteError, *, never_sent: bool = False
 ) -> None:
-    state = Failure.of(error, session.name).state()
+    state = CallFailure.of(error, session.name).state()
     session.exchange.post(worker, SPOIL, [count, never_sent, state])

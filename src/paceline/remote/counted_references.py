@@ -7,8 +7,8 @@ import weakref
 from typing import Any, Generic, TypeVar, cast
 
 from paceline.errors import CallTimeoutError, InputError
-from paceline.remote.exchange import FETCH, HOLD, RELEASE, SPOIL, Request, handles
-from paceline.remote.failures import Failure, checked_timeout
+from paceline.remote.exchange import FETCH, HOLD, RELEASE, SPOIL, IncomingCall, handles
+from paceline.remote.failures import CallFailure, checked_timeout
 from paceline.remote.gradients import active
 from paceline.remote.object_store import Number, Token
 from paceline.remote.session import Session, current
@@ -75,7 +75,7 @@ class Reference(Generic[Value]):
             raise CallTimeoutError(
                 f"{self._what} was not made within {timeout_s:g} s. Give fetch(timeout=...) more."
             ) from None
-        if type(value) is Failure:
+        if type(value) is CallFailure:
             raise value.exception()
         return cast("Value", value)
 
@@ -132,7 +132,7 @@ def held_here() -> list[tuple[str, str, str]]:
 
 
 @handles(FETCH)
-def _fetch(request: Request) -> None:
+def _fetch(request: IncomingCall) -> None:
     """Send a value when it is there; no thread waits with it."""
     context = request.context()
     rank, count = request.read()
@@ -140,14 +140,14 @@ def _fetch(request: Request) -> None:
 
 
 @handles(HOLD, in_order=True)
-def _hold(request: Request) -> None:
+def _hold(request: IncomingCall) -> None:
     """Count a holder that was passed a reference."""
     first, second, third, fourth, holder = request.read()
     request.session.objects.hold((first, second), (third, fourth), holder)
 
 
 @handles(RELEASE, in_order=True)
-def _release(request: Request) -> None:
+def _release(request: IncomingCall) -> None:
     """Free what was held for the last time, on a thread of its own: with a value may go whatever it held."""
     told = request.read()
     holds = [((told[at], told[at + 1]), (told[at + 2], told[at + 3])) for at in range(0, len(told), 4)]
@@ -157,10 +157,10 @@ def _release(request: Request) -> None:
 
 
 @handles(SPOIL, in_order=True)
-def _spoil(request: Request) -> None:
+def _spoil(request: IncomingCall) -> None:
     """Hear from the worker that asked for a value that the call came to nothing, for whoever waits for it."""
     count, never_sent, state = request.read()
     number, objects = (request.number[0], count), request.session.objects
     if never_sent:
         objects.hold(number, number, request.caller)
-    request.exchange.pool.submit(lambda: objects.spoil(number, Failure(*state)))
+    request.exchange.pool.submit(lambda: objects.spoil(number, CallFailure(*state)))

@@ -9,8 +9,8 @@ from typing import Any
 from paceline.errors import CallRefusedError, RemoteError
 from paceline.remote import registry
 from paceline.remote.batching import Batcher
-from paceline.remote.exchange import BATCHED, CREATE, FUNCTION, METHOD, Request, handles
-from paceline.remote.failures import Failure
+from paceline.remote.exchange import BATCHED, CREATE, FUNCTION, METHOD, IncomingCall, handles
+from paceline.remote.failures import CallFailure
 from paceline.remote.gradients import inside
 from paceline.remote.object_store import Number
 from paceline.remote.session import Session
@@ -54,7 +54,7 @@ def _find(session: Session, number: Number) -> Instance:
     return found
 
 
-def _run(request: Request, find: Callable[..., Callable[..., Any]]) -> None:
+def _run(request: IncomingCall, find: Callable[..., Callable[..., Any]]) -> None:
     """Run what `find` gives for the message, and answer; what is computed belongs to the pass of the call."""
     context = request.context()
     *target, args, kwargs = request.read(context)
@@ -68,13 +68,13 @@ def _run(request: Request, find: Callable[..., Callable[..., Any]]) -> None:
     except CallRefusedError as error:
         request.refuse(error, read=True)
     except BaseException as error:  # noqa: BLE001  (the caller gets it; this worker's thread goes on)
-        request.answer(Failure.of(error, request.session.name))
+        request.answer(CallFailure.of(error, request.session.name))
     else:
         request.answer(value, context)
 
 
 @handles(CREATE)
-def _create(request: Request) -> None:
+def _create(request: IncomingCall) -> None:
     """Create a service here; it lives as long as somebody holds it."""
 
     def make(address: str) -> Callable[..., Instance]:
@@ -85,19 +85,19 @@ def _create(request: Request) -> None:
 
 
 @handles(METHOD)
-def _method(request: Request) -> None:
+def _method(request: IncomingCall) -> None:
     """Call a method of a service that lives here."""
     _run(request, lambda rank, count, name: _find(request.session, (rank, count)).method(name))
 
 
 @handles(FUNCTION)
-def _function(request: Request) -> None:
+def _function(request: IncomingCall) -> None:
     """Call a registered function here."""
     _run(request, registry.find_function)
 
 
 @handles(BATCHED)
-def _batched(request: Request) -> None:
+def _batched(request: IncomingCall) -> None:
     """Let a call wait for others like it; no thread waits with it."""
     rank, count, name, args, kwargs = request.read()
     try:
@@ -109,4 +109,4 @@ def _batched(request: Request) -> None:
     except CallRefusedError as error:
         request.refuse(error, read=True)
     except BaseException as error:  # noqa: BLE001  (the caller gets it)
-        request.answer(Failure.of(error, request.session.name))
+        request.answer(CallFailure.of(error, request.session.name))

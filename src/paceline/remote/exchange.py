@@ -15,8 +15,8 @@ from threading import Thread
 from typing import TYPE_CHECKING, Any
 
 from paceline.errors import CallRefusedError, RemoteError
-from paceline.remote.failures import Failure, gone, late, unsendable
-from paceline.remote.pending import GRANTS, UNREAD, UNSENDABLE, Call
+from paceline.remote.failures import CallFailure, gone, late, unsendable
+from paceline.remote.pending import GRANTS, UNREAD, UNSENDABLE, PendingCall
 from paceline.remote.thread_pool import ThreadPool
 from paceline.transport.incoming import Received, memory_of
 from paceline.transport.mailbox import Mailbox
@@ -40,7 +40,7 @@ _ROUTE = struct.Struct("<BBQQ")
 _GATHER_S = 0.002
 """How long a release waits for others, so that an owner hears of many at once."""
 Lift = Callable[[list["Tensor"], list[str | None]], list["Tensor"]]
-Handler = Callable[["Request"], None]
+Handler = Callable[["IncomingCall"], None]
 _handlers: dict[int, Handler] = {}
 _in_order: set[int] = set()
 
@@ -57,13 +57,13 @@ def handles(kind: int, *, in_order: bool = False) -> Callable[[Handler], Handler
     return mark
 
 
-class Request:
+class IncomingCall:
     """What another worker asks for."""
 
     __slots__ = ("_content", "_frames", "_pass", "caller", "exchange", "keeps", "number", "session")
 
     def __init__(
-        self, exchange: Exchange, caller: str, route: tuple[int, ...], content: memoryview, frames: Any
+        self, exchange: MessageExchange, caller: str, route: tuple[int, ...], content: memoryview, frames: Any
     ) -> None:
         flags, count, self._pass = route
         self.exchange, self.session, self.caller = exchange, exchange.session, caller
@@ -82,15 +82,15 @@ class Request:
         return self.exchange.reader(content, frames, lift).value()
 
     def answer(self, value: Any, context: Context | None = None) -> None:
-        """Answer with a value or with a `Failure`; one that is to stay here is kept, and the caller hears that it is there."""
+        """Answer with a value or a `CallFailure`; one that is to stay here is kept, and the caller hears that it is there."""
         if self.keeps:
             self.session.objects.put(self.number, value)
-            value = value if type(value) is Failure else None
+            value = value if type(value) is CallFailure else None
         self.send(value, context)
 
     def send(self, value: Any, context: Context | None = None) -> None:
         """Send an answer."""
-        if type(value) is Failure:
+        if type(value) is CallFailure:
             self.exchange.post(self.caller, FAILURE, value.state(), number=self.number[1])
             return
         try:
@@ -103,21 +103,21 @@ class Request:
     def refuse(self, error: CallRefusedError, *, read: bool = False) -> None:
         """Report that something may not be, here in the log and to the caller."""
         print(f"paceline: refused: {error}", file=sys.stderr)  # noqa: T201  (the worker's log)
-        failure = Failure.of(error, self.session.name)
+        failure = CallFailure.of(error, self.session.name)
         if self.keeps:
             self.session.objects.put(self.number, failure)
         flags = 0 if read else UNREAD
         self.exchange.post(self.caller, FAILURE, failure.state(), number=self.number[1], flags=flags)
 
 
-class Exchange:
+class MessageExchange:
     """The messages of one worker."""
 
     def __init__(self, session: Session, mailbox: Mailbox, vocabulary: Vocabulary) -> None:
         self.session, self._mailbox, self._vocabulary = session, mailbox, vocabulary
         self.ranks = {name: rank for rank, name in enumerate(session.roles.names)}
         self.pool = ThreadPool()
-        self._calls: dict[int, Call] = {}
+        self._calls: dict[int, PendingCall] = {}
         self._due = math.inf
         self._errands: SimpleQueue[tuple[str, Hold] | bool] = SimpleQueue()
         """What is released, with its owner; True to look at the time again, False to end. Safe in a finalizer."""
@@ -139,12 +139,12 @@ class Exchange:
         holds: object = None,
         context: Context | None = None,
         waits: bool = False,
-    ) -> Call:
+    ) -> PendingCall:
         """Ask a worker for something; the answer comes to the call that is returned, and is there already if that `waits`.
 
         What is sent may be written to as soon as this returns. Where the worker takes nothing, it waits as long as the call may.
         """
-        call = Call(self, next(self.session.numbers), worker, what, timeout_s)
+        call = PendingCall(self, next(self.session.numbers), worker, what, timeout_s)
         call.holds = holds
         try:
             head, writer = self._written(worker, value, context is not None)
@@ -193,7 +193,7 @@ class Exchange:
         answers = kind <= FAILURE
         self._send(worker, route + head, writer.frames, waits=answers, copies=answers)
 
-    def read_for(self, call: Call) -> None:
+    def read_for(self, call: PendingCall) -> None:
         """Take the messages of a call's worker in this thread until the call has ended, unless another thread takes them."""
         self._mailbox.step_aside()
         with self._mailbox.reading(call.worker) as reading:
@@ -242,7 +242,7 @@ class Exchange:
                 self.reader(content, frames).value()  # too late: what it hands over is released again
             return None
         handler = _handlers.get(kind)
-        request = Request(self, sender, (flags, number, identity), content, frames)
+        request = IncomingCall(self, sender, (flags, number, identity), content, frames)
         if handler is None:
             request.refuse(CallRefusedError(f"there is no request of kind {kind}"))
             return None
@@ -282,11 +282,11 @@ class Exchange:
             self.pool.submit(job)
         return True
 
-    def _ask(self, call: Call, content: bytes, frames: Sequence[memoryview]) -> None:
+    def _ask(self, call: PendingCall, content: bytes, frames: Sequence[memoryview]) -> None:
         if not self._send(call.worker, content, frames, deadline=call.deadline):
             self._give_up(call)
 
-    def _give_up(self, call: Call) -> None:
+    def _give_up(self, call: PendingCall) -> None:
         if self._calls.pop(call.number, None) is not None:
             call.give_up(lambda: gone(call.worker, call.what))
 
@@ -350,7 +350,7 @@ def _copied(content: memoryview) -> Any:
     return found
 
 
-def _guarded(handler: Handler, request: Request) -> None:
+def _guarded(handler: Handler, request: IncomingCall) -> None:
     """Carry a request out; one that cannot be read is refused."""
     try:
         handler(request)

@@ -14,7 +14,7 @@ from paceline.remote import registry
 _PLAIN = (str, int, float, bool, type(None))
 
 
-class Failure:
+class CallFailure:
     """What a call came to on its worker instead of a value."""
 
     def __init__(
@@ -29,7 +29,7 @@ class Failure:
         )
 
     @classmethod
-    def of(cls, error: BaseException, worker: str) -> Failure:
+    def of(cls, error: BaseException, worker: str) -> CallFailure:
         """Describe an exception so that any worker can read it."""
         plain = all(type(value) in _PLAIN for value in error.args)
         trace = "".join(traceback.format_exception(error))

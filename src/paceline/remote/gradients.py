@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from paceline.errors import RemoteError
-from paceline.remote.exchange import BACKWARD, END_PASS, Request, handles
+from paceline.remote.exchange import BACKWARD, END_PASS, IncomingCall, handles
 from paceline.transport.values import moved
 
 if TYPE_CHECKING:
@@ -56,7 +56,9 @@ class Context:
             self._tensors[_SENT, (self.session.rank, count)] = leaves
         return Crossing(self, worker, count, leaves)
 
-    def arrival(self, request: Request, received: list[Tensor], devices: list[str | None]) -> list[Tensor]:
+    def arrival(
+        self, request: IncomingCall, received: list[Tensor], devices: list[str | None]
+    ) -> list[Tensor]:
         """Make leaves of the tensors that came with a call."""
         found = [moved(one, device).requires_grad_() for one, device in zip(received, devices, strict=True)]
         for place, one in enumerate(found):
@@ -241,8 +243,8 @@ def active() -> Context | None:
 
 
 @handles(BACKWARD)
-def _go_back(request: Request) -> None:
-    from paceline.remote.failures import Failure
+def _go_back(request: IncomingCall) -> None:
+    from paceline.remote.failures import CallFailure
 
     identity, side, *number, gradients = request.read()
     try:
@@ -254,12 +256,12 @@ def _go_back(request: Request) -> None:
             context.tensors(side, call), gradients, call=call if side == _ANSWERED else None
         )
     except BaseException as error:  # noqa: BLE001  (the caller gets it)
-        answer = Failure.of(error, request.session.name)
+        answer = CallFailure.of(error, request.session.name)
     request.answer(answer)
 
 
 @handles(END_PASS, in_order=True)
-def _end(request: Request) -> None:
+def _end(request: IncomingCall) -> None:
     request.session.passes.end(request.read())
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from paceline.errors import CallRefusedError, InputError
-from paceline.transport.mailbox import Entry, Mailbox
+from paceline.transport.mailbox import Mailbox, PeerAddress
 from paceline.transport.sealing import sign
 from paceline.world import env, interfaces
 
@@ -29,7 +29,7 @@ def this_machine() -> str:
 
 def meet(
     store: Store, rank: int, roles: Roles, secret: bytes, mailbox: Mailbox, *, interface: str, machine: str
-) -> dict[str, Entry]:
+) -> dict[str, PeerAddress]:
     """Return where the others are, each proved to know the secret; `mailbox` listens from then on.
 
     Workers of one machine use sockets in its file system; only where there are several does anybody listen on a network.
@@ -42,7 +42,7 @@ def meet(
     mine = json.dumps([mailbox.boot.hex(), machine, local, far])
     store.set(f"entry/{rank}", mine)
     store.set(f"proof/{rank}", _proof(secret, roles.names[rank], begun, mine.encode()).hex())
-    found: dict[str, Entry] = {}
+    found: dict[str, PeerAddress] = {}
     for one, name in enumerate(roles.names):
         entry = bytes(store.get(f"entry/{one}"))
         proof = bytes(store.get(f"proof/{one}"))
@@ -53,7 +53,7 @@ def meet(
             )
         boot, its_machine, its_local, its_far = json.loads(entry)
         near = its_machine == machine and Path(its_local.removeprefix("ipc://")).exists()
-        found[name] = Entry(bytes.fromhex(boot), its_local if near else its_far)
+        found[name] = PeerAddress(bytes.fromhex(boot), its_local if near else its_far)
     return found
 
 

@@ -10,10 +10,10 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from paceline.errors import CallRefusedError
-from paceline.remote.failures import Failure, unsendable
+from paceline.remote.failures import CallFailure, unsendable
 
 if TYPE_CHECKING:
-    from paceline.remote.exchange import Exchange
+    from paceline.remote.exchange import MessageExchange
     from paceline.remote.gradients import Crossing
     from paceline.transport.values import Buffer
 
@@ -21,7 +21,7 @@ UNSENDABLE, UNREAD, GRANTS = 1, 2, 4
 """Of a failure: the value had no form on the wire; the request could not be read. Of an answer: references are in it."""
 
 
-class Call:
+class PendingCall:
     """One request to a worker. Its answer is read by whoever waits for it, so that no other answer waits meanwhile."""
 
     holds: object = None
@@ -36,7 +36,9 @@ class Call:
     _value: Any = None
     _ended = False
 
-    def __init__(self, exchange: Exchange, number: int, worker: str, what: str, timeout_s: float) -> None:
+    def __init__(
+        self, exchange: MessageExchange, number: int, worker: str, what: str, timeout_s: float
+    ) -> None:
         self.number, self.worker, self.what, self.timeout_s = number, worker, what, timeout_s
         self.deadline = time.monotonic() + timeout_s
         self._exchange = exchange
@@ -84,7 +86,7 @@ class Call:
             return
         if flags & UNREAD and self.granted:
             self._exchange.take_back(self.granted)
-        self._error = Failure(*told).exception
+        self._error = CallFailure(*told).exception
         self._end()
 
     def give_up(self, error: Callable[[], BaseException]) -> None:

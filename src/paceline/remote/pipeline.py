@@ -35,7 +35,7 @@ LossSum = Callable[[Tensor, Tensor], Tensor]
 
 
 @service
-class Stage:
+class RemoteStage:
     """One part of a model, on the worker that has it."""
 
     def __init__(self, address: str) -> None:
@@ -77,7 +77,7 @@ class Pipeline:
                 f"a pipeline of {len(stages)} stages and {micro_batches} micro-batches cannot be: give 1 or more of each."
             )
         addresses = {worker: registry.check_function(make) for worker, make in stages.items()}
-        self.stages = [create(worker, Stage, address) for worker, address in addresses.items()]
+        self.stages = [create(worker, RemoteStage, address) for worker, address in addresses.items()]
         self._micro_batches = micro_batches
         self._threads = ThreadPoolExecutor(micro_batches, thread_name_prefix="micro-batch")
         self._room = threading.Semaphore(IN_FLIGHT)

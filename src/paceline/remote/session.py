@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from paceline.errors import InputError, PacelineError
-from paceline.remote.exchange import Exchange
+from paceline.remote.exchange import MessageExchange
 from paceline.remote.failures import gone
 from paceline.remote.gradients import Passes
 from paceline.remote.meeting import meet, this_machine
@@ -36,7 +36,7 @@ _current: Session | None = None
 class Session:
     """This worker among the others, from `open` to `close`."""
 
-    exchange: Exchange
+    exchange: MessageExchange
     """What sends and gets this worker's messages."""
 
     def __init__(self, store: Store, rank: int, roles: Roles, timeout_s: float, first_number: int) -> None:
@@ -87,7 +87,7 @@ class Session:
         session = cls(
             store, rank, roles, timeout_s, first_number=1 + (int.from_bytes(mailbox.boot[:3]) << 28)
         )
-        session.exchange = Exchange(session, mailbox, Registered())
+        session.exchange = MessageExchange(session, mailbox, Registered())
         try:
             peers = meet(
                 store, rank, roles, secret, mailbox, interface=interface, machine=machine or this_machine()

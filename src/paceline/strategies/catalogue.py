@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Entry:
+class StrategyEntry:
     """Where a strategy is, and what a launcher must know before any worker has loaded it."""
 
     reference: str
@@ -61,25 +61,25 @@ _COMPUTES = ("pp", "tp", "fsdp", "ddp")
 SHARDED_OPTIMIZER = (*PARTS, "paceline.strategies.data_parallel.zero")
 _SERVED = (*PARTS, "paceline.remote.served")
 STRATEGIES = {
-    "single": Entry(
+    "single": StrategyEntry(
         "paceline.strategies.data_parallel.single:Single",
         "one process, one device: the reference",
         several=True,
         processes=1,
     ),
-    "dp": Entry(
+    "dp": StrategyEntry(
         "paceline.strategies.data_parallel.dp:DataParallel",
         "one process, one thread per replica, a master that gathers",
         several=True,
         threaded=True,
         processes=1,
     ),
-    "ddp": Entry(
+    "ddp": StrategyEntry(
         "paceline.strategies.data_parallel.strategy:Ddp",
         "one process per device, gradients summed in buckets during the backward pass",
         several=True,
     ),
-    "fsdp": Entry(
+    "fsdp": StrategyEntry(
         "paceline.strategies.fsdp:Fsdp",
         "weights, gradients and optimizer state sharded among the workers",
         several=True,
@@ -89,7 +89,7 @@ STRATEGIES = {
         beside=("ddp",),
         modules=_SPLIT,
     ),
-    "tp": Entry(
+    "tp": StrategyEntry(
         "paceline.strategies.tensor:TensorParallel",
         "each layer's matrices split among the workers",
         side="tp",
@@ -97,7 +97,7 @@ STRATEGIES = {
         beside=("ddp", "fsdp"),
         modules=_SPLIT,
     ),
-    "pp": Entry(
+    "pp": StrategyEntry(
         "paceline.strategies.pipeline:Pipeline",
         "the layers split among the workers, shards flowing through as micro-batches",
         side="pp",
@@ -105,11 +105,11 @@ STRATEGIES = {
         beside=("ddp", "fsdp"),
         modules=_SPLIT,
     ),
-    "local-sgd": Entry(
+    "local-sgd": StrategyEntry(
         "paceline.strategies.local_sgd:LocalSgd",
         "workers step alone and average their weights now and then",
     ),
-    "ps": Entry(
+    "ps": StrategyEntry(
         "paceline.strategies.parameter_server:ParameterServer",
         "parameters and their optimizer on servers; workers pull weights and push gradients",
         several=True,
@@ -121,7 +121,7 @@ STRATEGIES = {
             "paceline.strategies.parameter_server.async_server",
         ),
     ),
-    "hybrid": Entry(
+    "hybrid": StrategyEntry(
         "paceline.strategies.hybrid:Hybrid",
         "dense layers under ddp, sparse embeddings on servers; only the rows that a step touches travel",
         servers=1,
@@ -267,13 +267,13 @@ def several(text: str) -> tuple[str, ...]:
     return tuple(found)
 
 
-def entry(text: str) -> Entry:
+def entry(text: str) -> StrategyEntry:
     """Return what is known of a strategy, named or given as a mesh."""
     return _entry(choice(text).name)
 
 
-def _entry(name: str) -> Entry:
-    return STRATEGIES.get(name) or Entry(name, "a strategy from outside", sharded=True)
+def _entry(name: str) -> StrategyEntry:
+    return STRATEGIES.get(name) or StrategyEntry(name, "a strategy from outside", sharded=True)
 
 
 def is_sharded(chosen: Choice, mesh: Mesh) -> bool:

@@ -40,8 +40,8 @@ from paceline.strategies.guards.overlaps import refuse_overlaps
 from paceline.strategies.guards.partial_update import watch_updates
 from paceline.strategies.guards.schedules import step_schedule
 from paceline.strategies.guards.trained import agree_on_change, check_held
-from paceline.strategies.in_turns.optimizers import Optimizers, Part, each_of
-from paceline.strategies.in_turns.turns import Turns
+from paceline.strategies.in_turns.optimizers import Optimizers, TurnPart, each_of
+from paceline.strategies.in_turns.turns import ReplicaTurns
 from paceline.strategies.memory.recompute import recompute_blocks
 from paceline.strategies.placement import Placement
 from paceline.strategies.reducer import Reducer
@@ -89,7 +89,7 @@ class Replica:
         """What takes the steps of an optimizer that computes the loss itself."""
         self.fused = FusedUpdate(self.optimizer, world.device, inputs.note)
         check_own_entries(self.optimizer, kept=placement.adapts)
-        self.turns = Turns(self, self.optimizer) if isinstance(self.optimizer, Optimizers) else None
+        self.turns = ReplicaTurns(self, self.optimizer) if isinstance(self.optimizer, Optimizers) else None
         """Whose turn it is, where several optimizers take turns."""
         self.partial_update = watch_updates(each_of(self.optimizer), placement.scope, world.device)
         self.scheduler: LRScheduler | None = inputs.scheduler(self.optimizer)
@@ -119,7 +119,7 @@ class Replica:
         self.reducer.wire(self.step_state)
         self.has_updated = True
 
-    def make_step_state(self, mine: Part | None = None) -> StepState:
+    def make_step_state(self, mine: TurnPart | None = None) -> StepState:
         """Return what a step works on, for all that trains or for the part of a turn."""
         made = StepState(
             self.model,

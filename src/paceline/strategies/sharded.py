@@ -50,7 +50,7 @@ def bounds_of(tensor: DTensor) -> ChunkBounds:
     return ChunkBounds(*dtensor.local_bounds(tensor))
 
 
-class Part:
+class LocalPart:
     """What this worker holds of one parameter."""
 
     def __init__(
@@ -74,7 +74,7 @@ class Part:
         return self.bounds.of(value).clone()
 
     @classmethod
-    def of(cls, parameter: nn.Parameter) -> Part:
+    def of(cls, parameter: nn.Parameter) -> LocalPart:
         """Return the part of a parameter, in the very memory that it has; one that is not sharded is a part too."""
         if isinstance(parameter.data, DTensor):
             rows = parameter.data.to_local().detach()
@@ -95,7 +95,7 @@ class ShardedTensors:
 
     def __init__(self, model: nn.Module) -> None:
         self._model = model
-        self.by_name = {name: Part.of(parameter) for name, parameter in model.named_parameters()}
+        self.by_name = {name: LocalPart.of(parameter) for name, parameter in model.named_parameters()}
         self._first = {id(parameter): name for name, parameter in model.named_parameters()}
         saved = model.state_dict(keep_vars=True)
         check_saved(saved)
@@ -111,7 +111,7 @@ class ShardedTensors:
         """Return the parts alone."""
         return (part.values for part in self.by_name.values())
 
-    def part_of(self, parameter: nn.Parameter) -> Part:
+    def part_of(self, parameter: nn.Parameter) -> LocalPart:
         """Return what this worker holds of a parameter of the model."""
         return self.by_name[self._first[id(parameter)]]
 

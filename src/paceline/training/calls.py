@@ -26,11 +26,11 @@ from paceline.training.group import RunGroup
 from paceline.training.preparation import Preparation
 from paceline.training.saving import Saving
 from paceline.training.step import Step
-from paceline.training.stepping import Call, Stepping
+from paceline.training.stepping import Stepping, StepsCall
 from paceline.training.turns import check_repeats, check_turns, read_turns
 from paceline.training.user_loop.call_history import LEFT
 from paceline.training.user_loop.kept_state import KeptState
-from paceline.training.user_loop.replay import Replay
+from paceline.training.user_loop.replay import LoopReplay
 from paceline.world import all_gather_object
 from paceline.world.status_page import Phase
 
@@ -45,7 +45,7 @@ class Calls:
     """The calls of `run.steps` on one worker."""
 
     core: EngineCore
-    replay: Replay
+    replay: LoopReplay
     preparation: Preparation
     saving: Saving
     group: RunGroup
@@ -78,7 +78,7 @@ class Calls:
         loader = self.core.loaders.opened(data, batch_size=batch_size, order=order)
         check_repeats(loader, round_)
         loader.repeats = round_.repeats
-        call = Call(
+        call = StepsCall(
             phase=phase,
             loader=loader,
             epochs=epochs,
@@ -121,7 +121,7 @@ class Calls:
                 self.core.loaders.close(loader)
             self.replay.hand_over()
 
-    def _begin(self, call: Call) -> Stepping | None:
+    def _begin(self, call: StepsCall) -> Stepping | None:
         """Go to where this call begins, or goes on; return its steps, None where they were all taken before."""
         state, history, phase = self.core.state, self.core.history, call.phase
         self._check_before(call)
@@ -165,7 +165,7 @@ class Calls:
             epochs=None if call.epochs is None else first.first_epoch + call.epochs,
         )
 
-    def _check_before(self, call: Call) -> None:
+    def _check_before(self, call: StepsCall) -> None:
         """Raise where the call before was left in a way that no other may follow, or the batch is another."""
         state = self.core.state
         self.saving.check_asked()
@@ -220,7 +220,7 @@ class Calls:
                 mark_stepped(one)  # steps were taken by then
             set_options(optimizer, then["options"])
 
-    def _find_place(self, call: Call) -> bool:
+    def _find_place(self, call: StepsCall) -> bool:
         """Load the state of a resumed run where its call of `steps` begins; return whether it was saved behind this call.
 
         Then that `run.save` loads it.

@@ -32,7 +32,7 @@ from paceline.training.spec import OVERRIDES, TrainSpec
 from paceline.training.state import RunState
 from paceline.training.user_loop.call_history import CallHistory
 from paceline.training.user_loop.loop import Loop
-from paceline.training.user_loop.replay import Replay
+from paceline.training.user_loop.replay import LoopReplay
 from paceline.world import World, determinism, seeds
 from paceline.world.status_page import Phase
 
@@ -69,7 +69,7 @@ class Engine(EngineCore):
         )
         if options.out is not None and state.waits_to_join:
             ledger.check_room(options.out)
-        self.replay = Replay(state=state, history=self.history)
+        self.replay = LoopReplay(state=state, history=self.history)
         self.preparation = preparation = Preparation(core=self)
         self.saving = saving = Saving(core=self, preparation=preparation)
         self.recovery.hooks = group = RunGroup(

@@ -14,7 +14,7 @@ from paceline.observe import Logged, Note
 from paceline.recovery.membership import EVALUATE
 from paceline.task import Mean
 from paceline.training.core import EngineCore
-from paceline.training.user_loop.replay import Replay
+from paceline.training.user_loop.replay import LoopReplay
 from paceline.world import all_gather_object
 
 CALLED = "run.log"
@@ -27,7 +27,7 @@ class Reporting:
     """Emits numbers that are the same on all workers, and means that all of them have a part in."""
 
     core: EngineCore
-    replay: Replay
+    replay: LoopReplay
 
     def log(self, values: Mapping[str, Any]) -> None:
         """Emit some values for the step that was applied last: rank 0's numbers, everybody's means."""

@@ -12,7 +12,7 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from paceline.errors import InputError, UnknownNameError
 from paceline.strategies.buffers.buffers import Rule
-from paceline.strategies.catalogue import Entry
+from paceline.strategies.catalogue import StrategyEntry
 from paceline.strategies.in_turns.models import Models, check_names
 from paceline.strategies.in_turns.optimizers import Optimizers
 from paceline.strategies.in_turns.outside import MODEL, WithOutside, parameters_outside
@@ -109,7 +109,7 @@ Rules: TypeAlias = Mapping[str, Rule]
 
 def with_outside(
     options: RunOptions,
-    entry: Entry,
+    entry: StrategyEntry,
     model: nn.Module,
     optimizer: Optimizer,
     rules: Rules,
@@ -138,7 +138,7 @@ def with_outside(
     )
 
 
-def check_several(options: RunOptions, entry: Entry, *, with_optimizers: bool) -> None:
+def check_several(options: RunOptions, entry: StrategyEntry, *, with_optimizers: bool) -> None:
     """Raise where the strategy, or an option, cannot train several models, or with several optimizers in turn."""
     if not with_optimizers:
         raise InputError(

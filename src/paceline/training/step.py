@@ -21,7 +21,7 @@ from paceline.task import Loss, Weight
 from paceline.training.checks.before_first_step import check_clip
 from paceline.training.checks.hidden_state import HiddenState
 from paceline.training.checks.nonfinite import explain
-from paceline.training.user_loop.attempt import Attempt
+from paceline.training.user_loop.attempt import StepAttempt
 from paceline.training.user_loop.loop_guard import LoopGuard
 from paceline.world import World, determinism
 
@@ -46,7 +46,7 @@ class Step:
         guard: LoopGuard,
         seed_loop: Callable[..., None] | None,
         hidden: HiddenState,
-        attempt: Attempt | None = None,
+        attempt: StepAttempt | None = None,
         *,
         broken: OpenBody | None = None,
     ) -> None:

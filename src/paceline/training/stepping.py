@@ -22,17 +22,17 @@ from paceline.training.group import RunGroup
 from paceline.training.options import Every
 from paceline.training.saving import Saving
 from paceline.training.step import Step
-from paceline.training.turns import Turns
+from paceline.training.turns import TurnOrder
 from paceline.training.user_loop import schedules
 from paceline.world import seeds, spans
 from paceline.world.fault_points import DATA, hit
-from paceline.world.status_page import Kind, Phase
+from paceline.world.status_page import OperationKind, Phase
 
-_STEP, _DATA, _COMPUTE = Kind.STEP, Phase.DATA, Phase.COMPUTE
+_STEP, _DATA, _COMPUTE = OperationKind.STEP, Phase.DATA, Phase.COMPUTE
 
 
 @dataclass(frozen=True, kw_only=True)
-class Call:
+class StepsCall:
     """What one call of `run.steps` asks for."""
 
     phase: int
@@ -44,7 +44,7 @@ class Call:
     after_epoch: Callable[[int], None] | None
     stops: Callable[[], bool] | None
     """Whether to end where the run stands, alike on all workers; None where nothing ends it early."""
-    turns: Turns
+    turns: TurnOrder
 
     @property
     def last(self) -> float:
@@ -59,7 +59,7 @@ class Stepping:
     core: EngineCore
     group: RunGroup
     saving: Saving
-    call: Call
+    call: StepsCall
     last: float
     epochs: int | None
     _schedules_seen: bool = field(default=False, init=False)

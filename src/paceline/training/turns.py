@@ -18,7 +18,7 @@ KEY = "turns"
 
 
 @dataclass(frozen=True)
-class Turns:
+class TurnOrder:
     """The order of the turns; none: every step is for all optimizers."""
 
     names: tuple[str, ...] = ()
@@ -45,7 +45,7 @@ class Turns:
         return self.names[place % len(self.names)]
 
 
-def check_turns(meta: dict[str, Any], turns: Turns, at: Position, phase: int) -> None:
+def check_turns(meta: dict[str, Any], turns: TurnOrder, at: Position, phase: int) -> None:
     """Refuse other turns than a call of `run.steps` was begun with: its batches would be others; note them for checkpoints."""
     then: list[str] = meta.get(KEY, [])
     if at.phase == phase and at.number > at.first_number and then != turns.told:
@@ -57,7 +57,7 @@ def check_turns(meta: dict[str, Any], turns: Turns, at: Position, phase: int) ->
         meta[KEY] = turns.told
 
 
-def check_repeats(loader: ShardedLoader, turns: Turns) -> None:
+def check_repeats(loader: ShardedLoader, turns: TurnOrder) -> None:
     """Refuse data that cannot be given once for every turn."""
     if turns.repeats > 1 and loader.in_parts:
         raise InputError(
@@ -70,7 +70,7 @@ def _said(told: list[str]) -> str:
     return f"turns {', '.join(told)}" if told else "no turns"
 
 
-def read_turns(turns: Sequence[str], optimizer: Optimizer, *, fresh: bool) -> Turns:
+def read_turns(turns: Sequence[str], optimizer: Optimizer, *, fresh: bool) -> TurnOrder:
     """Return the turns that a call of `run.steps` names, or refuse names that no optimizer has."""
     if isinstance(turns, str):
         raise InputError(f"turns={turns!r} is one name. Give the order of all: turns=({turns!r}, ...).")
@@ -88,4 +88,4 @@ def read_turns(turns: Sequence[str], optimizer: Optimizer, *, fresh: bool) -> Tu
     for name in names:
         if name not in known:
             raise UnknownNameError("turn", name, known)
-    return Turns(names, fresh)
+    return TurnOrder(names, fresh)

@@ -26,13 +26,13 @@ from paceline.errors import PacelineError
 from paceline.transport.addresses import at
 from paceline.transport.admission import Admission, listen
 from paceline.transport.incoming import EndedError, Incoming, Receive, Received
-from paceline.transport.outgoing import Entry, Outgoing
+from paceline.transport.outgoing import Outgoing, PeerAddress
 from paceline.transport.readers import Job, Readers
 from paceline.transport.sealing import BOOT_BYTES, Seal, SealError
 from paceline.transport.shared_buffers import Arena, SharedView
 from paceline.transport.turns import Turn, Turns
 
-__all__ = ["FORKED", "UNSEALED", "Entry", "Mailbox", "Receive", "Received"]
+__all__ = ["FORKED", "UNSEALED", "Mailbox", "PeerAddress", "Receive", "Received"]
 UNSEALED = "a message does not carry this run's secret"
 FORKED = (
     "calls between workers cannot be made from a process that was forked from one. "
@@ -97,7 +97,7 @@ class Mailbox:
 
     def start(
         self,
-        peers: dict[str, Entry],
+        peers: dict[str, PeerAddress],
         receive: Receive,
         lose: Callable[[str], None],
         *,

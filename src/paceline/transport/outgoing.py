@@ -23,7 +23,7 @@ from paceline.transport.admission import ANSWER_BYTES, MAPPED, NONCE_BYTES, hell
 from paceline.transport.incoming import ENTRY, LENGTH, TICK_S, memory_of
 from paceline.transport.readers import READABLE, WRITABLE, Readers
 from paceline.transport.sealing import PIECE, TAG_BYTES, Seal, header
-from paceline.transport.shared_buffers import UNIT, Arena, Holder, Part
+from paceline.transport.shared_buffers import UNIT, Arena, BufferPlace, Holder
 
 _MOST_WAITING = 16 << 20
 """So many bytes of small messages may wait for a peer before whoever sends more waits, too."""
@@ -40,7 +40,7 @@ _CREDENTIALS = struct.Struct("3i")
 
 
 @dataclass(frozen=True)
-class Entry:
+class PeerAddress:
     """Where a process is found."""
 
     boot: bytes
@@ -63,7 +63,7 @@ class _Message:
         buffers: list[memoryview],
         head: bytes,
         seal: Seal | None,
-        parts: list[Part],
+        parts: list[BufferPlace],
     ) -> None:
         self.left = first
         self._large, self._head, self._seal, self.parts = buffers, head, seal, parts
@@ -107,7 +107,7 @@ class Outgoing:
     def __init__(
         self,
         name: str,
-        entry: Entry,
+        entry: PeerAddress,
         secret: bytes,
         boot: bytes,
         readers: Readers,
@@ -224,7 +224,7 @@ class Outgoing:
                 return
         self._report()
 
-    def _place(self, frames: Sequence[memoryview]) -> tuple[list[Part], bytes, list[memoryview]]:
+    def _place(self, frames: Sequence[memoryview]) -> tuple[list[BufferPlace], bytes, list[memoryview]]:
         """Put large buffers where the peer sees them; return those that are sent, and the list of both."""
         parts, entries, buffers = [], [], []
         for frame in frames:
@@ -317,7 +317,7 @@ class Outgoing:
         self._waiting -= message.size
         self._take_back(message.parts)
 
-    def _take_back(self, parts: list[Part]) -> None:
+    def _take_back(self, parts: list[BufferPlace]) -> None:
         if self._arena is not None:
             for part in parts:
                 self._arena.take_back(part)

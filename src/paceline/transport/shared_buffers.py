@@ -50,7 +50,7 @@ class Holder:
 
 
 @dataclass(frozen=True)
-class Part:
+class BufferPlace:
     """Where a buffer is."""
 
     offset: int
@@ -83,7 +83,7 @@ class Arena:
         self._roomy = units * _ROOMY // SIZE
         self._lock = threading.Lock()
 
-    def put(self, content: memoryview, holder: Holder) -> Part | None:
+    def put(self, content: memoryview, holder: Holder) -> BufferPlace | None:
         """Copy a buffer into a part for one receiver; None where there is no room."""
         size = len(content)
         count = -(-size // UNIT)
@@ -100,7 +100,7 @@ class Arena:
         offset = first * UNIT
         # By numpy, which lets other threads run meanwhile.
         np.copyto(self._bytes[offset : offset + size], np.frombuffer(content, np.uint8))
-        return Part(offset, size, copies)
+        return BufferPlace(offset, size, copies)
 
     def _back(self, units: int) -> bool:
         """Have memory behind the first units, and return whether there is: writing where there is none ends the process."""
@@ -119,7 +119,7 @@ class Arena:
         with self._lock:
             return os.dup(self.descriptor)
 
-    def take_back(self, part: Part) -> None:
+    def take_back(self, part: BufferPlace) -> None:
         """Free a part that was never sent."""
         self._flags[part.offset // UNIT] = 0
 

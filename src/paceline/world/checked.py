@@ -18,7 +18,7 @@ from torch import Tensor
 from paceline.errors import PacelineError
 from paceline.world import fingerprint
 from paceline.world.base import Comm, Pending, PendingReduction, ReduceOp
-from paceline.world.fingerprint import Call, describe
+from paceline.world.fingerprint import CollectiveCall, describe
 
 
 class CheckedComm(Comm):
@@ -111,20 +111,20 @@ class CheckedComm(Comm):
     def isend(self, tensor: Tensor, to: int) -> Pending[None]:
         """Start to send; `wait` raises when the receiver expects something else."""
         self._sent[to] += 1
-        offer = Call("send", self._sent[to], describe(tensor), fingerprint.call_site())
+        offer = CollectiveCall("send", self._sent[to], describe(tensor), fingerprint.call_site())
         offered = self._offers.isend(offer.encode(), to)
         wanted = self._wants.irecv(like=offer.encode(), source=to)
 
         def compare() -> None:
             offered.wait()
-            fingerprint.compare_pair(self.rank, offer, to, Call.decode(wanted.wait()))
+            fingerprint.compare_pair(self.rank, offer, to, CollectiveCall.decode(wanted.wait()))
 
         return _CheckedSend(compare, wanted, self._comm.isend(tensor, to))
 
     def irecv(self, *, like: Tensor, source: int) -> Pending[Tensor]:
         """Start to receive; `wait` raises when the sender sends something else."""
         self._received[source] += 1
-        want = Call("recv", self._received[source], describe(like), fingerprint.call_site())
+        want = CollectiveCall("recv", self._received[source], describe(like), fingerprint.call_site())
         wanted = self._wants.isend(want.encode(), source)
         offered = self._offers.irecv(like=want.encode(), source=source)
         previous = self._last.get(source)
@@ -133,7 +133,7 @@ class CheckedComm(Comm):
             if previous is not None:
                 previous.accept()
             wanted.wait()
-            fingerprint.compare_pair(source, Call.decode(offered.wait()), self.rank, want)
+            fingerprint.compare_pair(source, CollectiveCall.decode(offered.wait()), self.rank, want)
             return self._comm.irecv(like=like, source=source)
 
         self._last[source] = _CheckedReceive(receive, offered)
@@ -158,8 +158,8 @@ class CheckedComm(Comm):
         self._number += 1
         details = [what, op, "" if root is None else f"root {root}"]
         arguments = ", ".join(detail for detail in details if detail)
-        mine = Call(operation, self._number, arguments, fingerprint.call_site())
-        calls = [Call.decode(data) for data in self._comm.all_gather(mine.encode())]
+        mine = CollectiveCall(operation, self._number, arguments, fingerprint.call_site())
+        calls = [CollectiveCall.decode(data) for data in self._comm.all_gather(mine.encode())]
         fingerprint.compare(dict(enumerate(calls)))
 
 

@@ -18,7 +18,7 @@ _WIDTHS = (24, 24, 240, 224)
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class CollectiveCall:
     """One operation as one rank calls it."""
 
     operation: str
@@ -35,7 +35,7 @@ class Call:
         return torch.frombuffer(packed, dtype=torch.uint8)
 
     @classmethod
-    def decode(cls, data: Tensor) -> Call:
+    def decode(cls, data: Tensor) -> CollectiveCall:
         """Unpack what another rank sent."""
         packed, fields, start = data.numpy().tobytes(), [], 0
         for width in _WIDTHS:
@@ -64,7 +64,7 @@ def call_site() -> str:
     return f"{'/'.join(where.parts[-3:])}:{frame.f_lineno}"[-_WIDTHS[-1] :]
 
 
-def compare(calls: Mapping[int, Call]) -> None:
+def compare(calls: Mapping[int, CollectiveCall]) -> None:
     """Raise when the ranks of a group are not all in the same collective."""
     kinds = {(call.operation, call.number, call.arguments) for call in calls.values()}
     if len(kinds) > 1:
@@ -72,14 +72,14 @@ def compare(calls: Mapping[int, Call]) -> None:
         raise CollectiveMismatchError(_report(f"the ranks disagree about collective {number}", calls))
 
 
-def compare_pair(sender: int, offer: Call, receiver: int, want: Call) -> None:
+def compare_pair(sender: int, offer: CollectiveCall, receiver: int, want: CollectiveCall) -> None:
     """Raise when what one rank sends is not what the other expects."""
     if (offer.number, offer.arguments) != (want.number, want.arguments):
         fact = f"rank {sender} sends what rank {receiver} does not expect"
         raise CollectiveMismatchError(_report(fact, {sender: offer, receiver: want}))
 
 
-def _report(fact: str, calls: Mapping[int, Call]) -> str:
+def _report(fact: str, calls: Mapping[int, CollectiveCall]) -> str:
     rows = [("rank", "operation", "arguments", "called at")]
     rows += [
         (str(rank), call.operation, call.arguments or "-", call.site) for rank, call in sorted(calls.items())

@@ -60,7 +60,7 @@ class Phase(IntEnum):
     """Its compiler works for it, in a step."""
 
 
-class Kind(IntEnum):
+class OperationKind(IntEnum):
     """What operation a worker is in."""
 
     OTHER = 0
@@ -73,7 +73,7 @@ _PHASES = len(Phase)
 _FENCES = barrier is full_barrier
 """Whether this processor needs a barrier between stores: a worker stores too often to call one that does nothing."""
 # Looking a member up on its enumeration takes 0.2 us in Python 3.11, as long as a phase may cost: hot code keeps them.
-_IDLE, _STEP_KIND, _OTHER = Phase.IDLE, Kind.STEP, Kind.OTHER
+_IDLE, _STEP_KIND, _OTHER = Phase.IDLE, OperationKind.STEP, OperationKind.OTHER
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,7 +87,7 @@ class Reading:
     """When anything changed last, other than the phase."""
     operation: int
     """How many operations have begun."""
-    kind: Kind
+    kind: OperationKind
     step: int
     batches: int
     steps: int
@@ -126,7 +126,7 @@ class NoStatusPage:
         """How long another worker may stay silent in a step as long as this one's."""
         return self.timeout_s * PATIENCE
 
-    def begin(self, kind: Kind, step: int, phase: Phase = Phase.COMPUTE) -> None:
+    def begin(self, kind: OperationKind, step: int, phase: Phase = Phase.COMPUTE) -> None:
         """Begin an operation, in some phase; one that was in flight counts as broken off."""
 
     def enter(self, phase: Phase) -> Phase:  # noqa: ARG002
@@ -154,7 +154,7 @@ class StatusPage(NoStatusPage):
         self._memory = mmap.mmap(descriptor, SIZE)
         self._counts = memoryview(self._memory).cast("Q")
         self._seconds = memoryview(self._memory).cast("d")
-        self._phase, self._kind = Phase.QUIET, Kind.OTHER
+        self._phase, self._kind = Phase.QUIET, OperationKind.OTHER
         self._since = self._began = self._seconds[_TOUCHED] = monotonic()
         self._spent = [0.0] * _PHASES
 
@@ -171,7 +171,7 @@ class StatusPage(NoStatusPage):
         os.ftruncate(descriptor, SIZE)
         return descriptor
 
-    def begin(self, kind: Kind, step: int, phase: Phase = Phase.COMPUTE) -> None:
+    def begin(self, kind: OperationKind, step: int, phase: Phase = Phase.COMPUTE) -> None:
         """Begin an operation, in some phase; one that was in flight counts as broken off."""
         counts, now = self._counts, monotonic()
         self._spent = [0.0] * _PHASES
@@ -293,7 +293,7 @@ def _reading(counts: memoryview[int], seconds: memoryview[float]) -> Reading:
         since=(phase >> _PHASE_BITS) / _NANOSECONDS,
         touched=seconds[_TOUCHED],
         operation=counts[_OPERATION],
-        kind=Kind(counts[_KIND]),
+        kind=OperationKind(counts[_KIND]),
         step=counts[_STEP],
         batches=counts[_BATCHES],
         steps=counts[_STEPS],

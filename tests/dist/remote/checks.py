@@ -13,7 +13,7 @@ import torch
 from paceline import remote
 from paceline.errors import PacelineError
 from paceline.remote.exchange import _ROUTE, CREATE, FUNCTION, METHOD
-from paceline.remote.pending import Call
+from paceline.remote.pending import PendingCall
 from tests.dist.remote.services import (
     LIMIT_S,
     Batches,
@@ -218,7 +218,7 @@ def refused():
 
     def forged(argument, kind=FUNCTION, target="tests.dist.remote.services:hop"):
         """Send what no writer of ours writes."""
-        call = Call(exchange, next(session.numbers), "server:0", "forged", LIMIT_S)
+        call = PendingCall(exchange, next(session.numbers), "server:0", "forged", LIMIT_S)
         exchange._calls[call.number] = call
         text = f'[[], ["{target}", {{"t": [{argument}]}}, {{"d": []}}]]'.encode()
         route = _ROUTE.pack(kind, 0, call.number, 0)

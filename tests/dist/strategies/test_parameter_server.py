@@ -20,7 +20,7 @@ from paceline import strategies
 from paceline.checkpoint import weights_sha256
 from paceline.data.shards import owned_shards
 from paceline.launch.actions import Assign, Break
-from paceline.launch.failures import Failure
+from paceline.launch.failures import WorkerFailure
 from paceline.launch.membership import Membership
 from paceline.launch.policy import Policy
 from paceline.recovery.membership import STEP, Standing
@@ -130,7 +130,7 @@ def test_who_joins_does_not_take_the_place_of_a_server() -> None:
     for number in range(3):
         membership.add(number, rank=number)
         membership.began(number)
-    membership.lost(0, Failure(rank=0, host="here", kind="signal", message="gone"))
+    membership.lost(0, WorkerFailure(rank=0, host="here", kind="signal", message="gone"))
     membership.add(3, rank=None)
     for number in (1, 2):
         actions = membership.broken(number, Standing(operation=4, kind=STEP, step=4))
@@ -149,7 +149,7 @@ def test_a_lost_server_is_replaced_on_the_machine_that_leads() -> None:
     for number, host in enumerate((0, 1, 1, 0)):
         membership.add(number, rank=number, host=host)
         membership.began(number)
-    membership.lost(3, Failure(rank=3, host="here", kind="signal", message="gone"))
+    membership.lost(3, WorkerFailure(rank=3, host="here", kind="signal", message="gone"))
     membership.add(4, rank=None, host=0)
     for number in (0, 1, 2):
         actions = membership.broken(number, Standing(operation=4, kind=STEP, step=4))
@@ -178,7 +178,7 @@ def test_who_leaves_is_no_server_and_servers_do_not_count_as_workers() -> None:
         (3, 2),
         (4, 3),
     ]
-    membership.lost(0, Failure(rank=0, host="here", kind="signal", message="gone"))
+    membership.lost(0, WorkerFailure(rank=0, host="here", kind="signal", message="gone"))
     for number in (1, 3, 4):
         actions = membership.broken(number, Standing(operation=5, kind=STEP, step=5))
     assert not [one for one in actions if isinstance(one, Assign)], "one trainer is fewer than two"

@@ -7,7 +7,7 @@ import pytest
 pytest.importorskip("gymnasium")
 
 import paceline
-from paceline.cli.cartpole.request import Request
+from paceline.cli.cartpole.request import RolloutRequest
 from paceline.cli.cartpole.start import start
 from paceline.cli.rollouts import describe
 from paceline.remote import Role
@@ -19,7 +19,7 @@ ROUND = 16
 
 @pytest.fixture(scope="module")
 def trained():
-    return start(Request(episodes=EPISODES, observers=2, batched=True))
+    return start(RolloutRequest(episodes=EPISODES, observers=2, batched=True))
 
 
 def test_the_return_rises(trained):
@@ -33,7 +33,7 @@ def test_the_return_rises(trained):
 
 
 def test_other_observers_one_call_a_step_and_a_killed_one_learn_the_same(trained):
-    request = Request(episodes=3 * ROUND, observers=3, batched=False)
+    request = RolloutRequest(episodes=3 * ROUND, observers=3, batched=False)
     roles = {
         "agent": Role(doomed.train, args=(request,)),
         "observers": Role(workers=request.observers, required=False),

@@ -18,7 +18,7 @@ from paceline.errors import InputError, PacelineError
 from paceline.records import ledger
 from paceline.records.receipt import Receipt, RunSegment
 from paceline.verify.receipts.audit import audit
-from paceline.verify.receipts.rerun import Replay, verify_receipt
+from paceline.verify.receipts.rerun import SegmentReplay, verify_receipt
 
 TASK = """
 import torch
@@ -129,7 +129,7 @@ def noticed(folder: Path) -> bool:
     try:
         if not audit(folder).holds:
             return True
-        report = verify_receipt(Replay(folder=folder))
+        report = verify_receipt(SegmentReplay(folder=folder))
     except PacelineError:
         return True
     return not report.holds or bool(report.differences)
@@ -166,7 +166,7 @@ def test_facts_that_no_bit_depends_on_are_noticed(tmp_path: Path) -> None:
         replace(before, history=(replace(before.last, **{name: other}),)).write(whole)
         assert any(f"says {name}" in problem for problem in audit(whole).problems), name
     replace(before, history=(replace(before.last, order_seed=4),)).write(whole)
-    report = verify_receipt(Replay(folder=whole))
+    report = verify_receipt(SegmentReplay(folder=whole))
     assert not report.holds
     assert any("says order_seed 4, and the same task has 3 here" in fault for fault in report.faults)
 
@@ -232,7 +232,7 @@ def test_weights_that_were_changed_with_their_file_s_hash(copy: Path) -> None:
     replace(manifest, files={**manifest.files, part.name: hash_file(part)}).write(place)
     problems = audit(copy).problems
     assert any("its weights have the hash" in problem and "its manifest" in problem for problem in problems)
-    report = verify_receipt(Replay(folder=copy, strategy="single"))
+    report = verify_receipt(SegmentReplay(folder=copy, strategy="single"))
     assert not report.holds
     assert all(one.holds for one in report.compared)
 

@@ -22,7 +22,7 @@ from paceline.records.receipt import Receipt
 from paceline.training import trainer
 from paceline.training.spec import TrainSpec
 from paceline.verify.receipts.audit import audit
-from paceline.verify.receipts.rerun import Replay, verify_receipt
+from paceline.verify.receipts.rerun import SegmentReplay, verify_receipt
 
 TASK = """
 import os, signal
@@ -165,7 +165,7 @@ def test_after_a_fall_the_steps_taken_again_count_once(task: Path, tmp_path: Pat
     assert found.holds, found.problems
     assert (found.steps, found.superseded) == (14, taken_again)
     with pytest.raises(InputError, match=r"resumed at step 8 with another settings .*--steps 8, or --from 8"):
-        verify_receipt(Replay(folder=out, steps=14))
+        verify_receipt(SegmentReplay(folder=out, steps=14))
 
 
 def test_a_worker_that_is_lost_on_the_way_costs_no_sample(task: Path, run: Path, tmp_path: Path) -> None:
@@ -199,7 +199,7 @@ def test_a_record_is_made_before_anything_of_the_step_is_computed(task: Path, tm
 )
 def test_the_bits_agree_on_other_workers(run: Path, chosen: dict[str, Any], steps: list[int]) -> None:
     before = sorted(run.rglob("*"))
-    found = verify_receipt(Replay(folder=run, **chosen))
+    found = verify_receipt(SegmentReplay(folder=run, **chosen))
     assert found.holds, found.lines()
     assert [one.step for one in found.compared] == steps
     assert all(one.samples for one in found.compared)
@@ -210,7 +210,7 @@ def test_the_bits_agree_on_other_workers(run: Path, chosen: dict[str, Any], step
 def test_a_schedule_is_laid_out_as_it_was_for_the_whole_run(task: Path, tmp_path: Path) -> None:
     train(task, tmp_path / "run", kind="Scheduled", steps=12, strategy="single", shards=2, save_every="3")
     assert Receipt.read(tmp_path / "run").last.horizon == 12
-    found = verify_receipt(Replay(folder=tmp_path / "run", steps=6, strategy="ddp", workers=2))
+    found = verify_receipt(SegmentReplay(folder=tmp_path / "run", steps=6, strategy="ddp", workers=2))
     assert found.holds, found.lines()
     assert [one.step for one in found.compared] == [3, 6]
 
@@ -228,7 +228,7 @@ def test_another_hash_is_no_agreement(run: Path, tmp_path: Path, capsys: pytest.
     with pytest.raises(
         InputError, match=r"checkpoint of step 10 .* is not the one that the receipt tells of"
     ):
-        verify_receipt(Replay(folder=out, start=10, workers=1))
+        verify_receipt(SegmentReplay(folder=out, start=10, workers=1))
 
 
 def test_what_is_different_here_is_named(task: Path, tmp_path: Path) -> None:
@@ -240,7 +240,7 @@ def test_what_is_different_here_is_named(task: Path, tmp_path: Path) -> None:
     receipt = Receipt.read(out)
     older = replace(receipt.last, versions={**receipt.last.versions, "torch": "2.9.1"})
     replace(receipt, history=(older,)).write(out)
-    found = verify_receipt(Replay(folder=out, threads=2))
+    found = verify_receipt(SegmentReplay(folder=out, threads=2))
     assert not found.holds
     assert not found.compared[0].weights
     assert found.compared[0].samples
@@ -254,7 +254,7 @@ def test_a_hash_that_cannot_be_met_for_no_reason_on_record_says_so(run: Path, tm
     out = copied(run, tmp_path)
     receipt = Receipt.read(out)
     receipt.saved(3, replace(receipt.checkpoints[3], weights_sha256="0" * 64)).write(out)
-    found = replace(verify_receipt(Replay(folder=out, strategy="single")), differences=[])
+    found = replace(verify_receipt(SegmentReplay(folder=out, strategy="single")), differences=[])
     assert found.lines()[-2].startswith("find out with: paceline verify ")
 
 
@@ -270,7 +270,7 @@ def test_a_hash_that_cannot_be_met_for_no_reason_on_record_says_so(run: Path, tm
 )
 def test_a_segment_that_is_not_there(run: Path, chosen: dict[str, Any], words: str) -> None:
     with pytest.raises(InputError, match=words):
-        verify_receipt(Replay(folder=run, **chosen))
+        verify_receipt(SegmentReplay(folder=run, **chosen))
 
 
 def test_the_command_line(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -319,4 +319,4 @@ def test_a_loop_of_ones_own_is_audited_but_not_run_again(tmp_path: Path, stream:
     served = (found.steps, found.epochs, found.steps_of_next_epoch, found.samples)
     assert served == ((5 + 8, 2, 3, 23 + 23 + 15) if stream else (4 + 8, 1, 3, 20 + 23 + 15))
     with pytest.raises(InputError, match="was a loop of your own"):
-        verify_receipt(Replay(folder=tmp_path / "run"))
+        verify_receipt(SegmentReplay(folder=tmp_path / "run"))

@@ -10,7 +10,7 @@ import pytest
 from paceline.cli.application import app
 from paceline.training.spec import TrainSpec
 from paceline.verify.proof.check import verify
-from paceline.verify.proof.request import Request
+from paceline.verify.proof.request import VerifyRequest
 from paceline.verify.proof.task_report import TaskReport
 
 TASKS = str(Path(__file__).with_name("broken.py"))
@@ -21,7 +21,7 @@ def check(
 ) -> TaskReport:
     spec = TrainSpec(task=f"tests.dist.verify.broken:{task}", name=task, steps=steps)
     common = {"threads": 1, "more": {"device": "cpu"}, "hash_seed": False}
-    return verify(Request(spec=spec, strategies=strategies, workers=workers, **common, **asked))  # type: ignore[arg-type]
+    return verify(VerifyRequest(spec=spec, strategies=strategies, workers=workers, **common, **asked))  # type: ignore[arg-type]
 
 
 def test_by_default_there_are_more_shards_than_workers_too_and_a_run_is_resumed_otherwise() -> None:

@@ -9,7 +9,7 @@ import pytest
 from paceline.errors import InputError
 from paceline.training.spec import TrainSpec
 from paceline.verify.proof.check import verify
-from paceline.verify.proof.request import Request
+from paceline.verify.proof.request import VerifyRequest
 from paceline.verify.proof.task_report import TaskReport
 
 
@@ -20,7 +20,7 @@ def check(
     """Verify a task; only where the hash seed matters is it worth the seconds that a fresh interpreter takes."""
     spec = TrainSpec(task=f"tests.dist.verify.broken:{task}", name=task, steps=steps)
     return verify(
-        Request(
+        VerifyRequest(
             spec=spec,
             strategies=strategies,
             workers=workers,

@@ -17,7 +17,7 @@ import time
 import pytest
 
 from paceline.compat import futex
-from paceline.world.status_page import Kind, StatusPage, StatusPageReader
+from paceline.world.status_page import OperationKind, StatusPage, StatusPageReader
 from tests.patience import HANG_S
 
 ROUNDS, WORDS = 5_000, 64
@@ -114,8 +114,8 @@ def test_a_status_page_is_read_in_one_piece() -> None:
             whole += 1
             assert seen.step == seen.operation
             assert seen.steps in (seen.operation, seen.operation - 1)
-            if seen.kind is not Kind.OTHER:
-                assert (seen.kind is Kind.STEP) == (seen.operation % 2 == 1)
+            if seen.kind is not OperationKind.OTHER:
+                assert (seen.kind is OperationKind.STEP) == (seen.operation % 2 == 1)
             assert seen.silence_s(time.monotonic()) < 30, "the moment belongs to another phase"
     finally:
         writer.kill()

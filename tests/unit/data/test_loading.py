@@ -19,7 +19,7 @@ import torch
 from torch.utils.data import IterableDataset, get_worker_info
 
 from paceline.data import StepData
-from paceline.data.failures import Failure
+from paceline.data.failures import LoaderFailure
 from paceline.errors import LoadingProcessError, PacelineError
 from tests.patience import Stopwatch
 from tests.unit.data.sources import (
@@ -113,7 +113,7 @@ def test_an_error_of_a_class_without_a_name_still_says_what_it_was() -> None:
     class LocalError(Exception):
         pass
 
-    arrived = Failure.of(LocalError("odd")).unpack()
+    arrived = LoaderFailure.of(LocalError("odd")).unpack()
     assert type(arrived) is PacelineError
     assert "LocalError: odd" in str(arrived)
 

@@ -14,10 +14,10 @@ from pathlib import Path
 
 import pytest
 
-from paceline.launch.health.diagnosis import HangWatch, Member, look, process_state
+from paceline.launch.health.diagnosis import HangWatch, LocalWorker, look, process_state
 from paceline.observe.verdict import Collective, judge
 from paceline.world import stacks
-from paceline.world.status_page import Kind, Phase, Reading, StatusPage, StatusPageReader
+from paceline.world.status_page import OperationKind, Phase, Reading, StatusPage, StatusPageReader
 from tests.patience import HANG_S
 
 NEVER_S = 600
@@ -82,14 +82,14 @@ dist.all_gather([torch.zeros(1), torch.zeros(1)], torch.ones(1))
 
 
 @contextmanager
-def started(rank: int, script: Path, *arguments: str) -> Iterator[Member]:
+def started(rank: int, script: Path, *arguments: str) -> Iterator[LocalWorker]:
     """Start a script with a status page and a file for its stacks; kill it afterwards."""
     status_page, file = StatusPage.create(), stacks.create()
     command = [sys.executable, str(script), arguments[0], str(status_page), str(file), *arguments[1:]]
     reader = StatusPageReader(status_page)
     with subprocess.Popen(command, pass_fds=[status_page, file]) as process:
         try:
-            yield Member(rank=rank, host="here", pid=process.pid, status_page=reader, stacks=file)
+            yield LocalWorker(rank=rank, host="here", pid=process.pid, status_page=reader, stacks=file)
         finally:
             process.kill()
             process.wait()
@@ -105,7 +105,7 @@ def wait_until(condition: Callable[[], object]) -> None:
         time.sleep(0.02)
 
 
-def wait_until_silent(members: list[Member], watch: HangWatch) -> None:
+def wait_until_silent(members: list[LocalWorker], watch: HangWatch) -> None:
     """Wait until the watch would raise the alarm."""
     wait_until(lambda: watch.overdue({one.rank: one.status_page.read() for one in members}, time.monotonic()))
 
@@ -230,7 +230,7 @@ def reading(phase: Phase = Phase.COMPUTE, since: float = 0.0, **changes: object)
         since=since,
         touched=0.0,
         operation=5,
-        kind=Kind.STEP,
+        kind=OperationKind.STEP,
         step=4,
         batches=5,
         steps=4,
@@ -278,7 +278,7 @@ def test_the_time_out_adapts_to_the_longest_step_of_the_run() -> None:
         {"steps": 0},
         {"phase": Phase.STARTING},
         {"phase": Phase.COMPILE},
-        {"kind": Kind.SAVE, "phase": Phase.COMPUTE},
+        {"kind": OperationKind.SAVE, "phase": Phase.COMPUTE},
     ],
 )
 def test_what_takes_longer_than_a_step_has_longer(unusual: dict[str, object]) -> None:

@@ -6,20 +6,20 @@ from pathlib import Path
 import pytest
 
 from paceline.errors import InputError
-from paceline.launch.failures import Failure
+from paceline.launch.failures import WorkerFailure
 from paceline.launch.nodes import machines, travel
 from paceline.launch.nodes.inventory import LEADER, Node, Nodes
 from paceline.launch.workers.roster import Roster
-from paceline.observe.verdict import Collective, Evidence, Frame
+from paceline.observe.verdict import Collective, Frame, WorkerEvidence
 from paceline.training.options import RunOptions
-from paceline.world.status_page import Kind, Phase, Reading
+from paceline.world.status_page import OperationKind, Phase, Reading
 
 READING = Reading(
     phase=Phase.DATA,
     since=100.0,
     touched=101.0,
     operation=3,
-    kind=Kind.STEP,
+    kind=OperationKind.STEP,
     step=7,
     batches=8,
     steps=6,
@@ -79,14 +79,14 @@ def test_a_reading_keeps_its_age_on_a_machine_with_another_clock():
     packed = travel.pack_reading(READING, now=110.0)
     there = travel.unpack_reading(packed, now=5000.0)
     assert there.silence_s(5000.0) == READING.silence_s(110.0) == 9.0
-    assert (there.phase, there.kind) == (Phase.DATA, Kind.STEP)
+    assert (there.phase, there.kind) == (Phase.DATA, OperationKind.STEP)
     # However long it takes on the way: only its own machine can say that it was silent meanwhile.
     assert travel.unpack_reading(packed, now=6000.0).silence_s(6000.0) == 9.0
 
 
 def test_evidence_and_failures_survive_the_journey():
     frames = ((Frame("task.py", 12, "loss"), Frame("run.py", 3, "main")), (Frame("x.py", 1, "f"),))
-    evidence = Evidence(
+    evidence = WorkerEvidence(
         rank=3,
         host="b",
         reading=READING,
@@ -97,7 +97,9 @@ def test_evidence_and_failures_survive_the_journey():
         pending=(Collective(9, "all_reduce"),),
     )
     assert travel.unpack_evidence(travel.pack_evidence(evidence)) == evidence
-    failure = Failure(rank=1, host="b", kind="code", message="ValueError: no", trace="Traceback", step=4)
+    failure = WorkerFailure(
+        rank=1, host="b", kind="code", message="ValueError: no", trace="Traceback", step=4
+    )
     assert travel.unpack_said("failure", travel.pack_said("failure", failure)) == failure
 
 

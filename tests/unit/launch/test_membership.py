@@ -19,7 +19,7 @@ from paceline.launch.actions import (
     StartOver,
     Tell,
 )
-from paceline.launch.failures import Failure
+from paceline.launch.failures import WorkerFailure
 from paceline.launch.member import State
 from paceline.launch.membership import Membership
 from paceline.launch.policy import Policy
@@ -35,15 +35,15 @@ class Clock:
 
 
 def killed(rank=0):
-    return Failure(rank=rank, host="here", kind="signal", message="was killed by SIGKILL")
+    return WorkerFailure(rank=rank, host="here", kind="signal", message="was killed by SIGKILL")
 
 
 def raised(rank=0):
-    return Failure(rank=rank, host="here", kind="code", message="ValueError: no", trace="a trace")
+    return WorkerFailure(rank=rank, host="here", kind="code", message="ValueError: no", trace="a trace")
 
 
 def exited(rank=0):
-    return Failure(rank=rank, host="here", kind="exit", message="exited with status 3")
+    return WorkerFailure(rank=rank, host="here", kind="exit", message="exited with status 3")
 
 
 def training(workers=3, clock=None, **policy):
@@ -321,7 +321,7 @@ class TestExceptions:
     def test_one_that_leaves_nothing_to_go_on_from_is_shown_for_what_comes_of_it(self, loss, words, shown):
         made = training(3)
         made.lost(1, loss, step=4)
-        follows = Failure(rank=0, host="here", kind="input", message=f"{words} and so on")
+        follows = WorkerFailure(rank=0, host="here", kind="input", message=f"{words} and so on")
         assert of(GiveUp, made.lost(0, follows, step=4)) == [GiveUp(loss if shown else follows)]
 
     @pytest.mark.parametrize("rank", [0, 2, 3])
@@ -483,7 +483,7 @@ class TestExceptions:
                 )
 
     def test_an_exit_without_a_known_step_counts_for_the_step_of_the_others(self):
-        exited = Failure(rank=1, host="here", kind="exit", message="exited with status 0")
+        exited = WorkerFailure(rank=1, host="here", kind="exit", message="exited with status 0")
         made = training(3)
         made.lost(1, exited)
         made.add(7, rank=None)
@@ -529,7 +529,7 @@ class TestExceptions:
     ):
         made = training(workers, min_workers=workers)
         failing = data.draw(st.integers(0, workers - 1))
-        failure = Failure(rank=failing, host="here", kind=kind, message="no", trace="a trace")
+        failure = WorkerFailure(rank=failing, host="here", kind=kind, message="no", trace="a trace")
         left = data.draw(st.permutations(range(workers)))
         newcomers = 0
         while left or not made.group():
@@ -585,7 +585,7 @@ def test_a_bug_in_the_first_start_ends_the_run_whoever_is_heard_of_first(order, 
         made.add(number, rank=number)
     if late:
         made.began(0)
-    echo = Failure(rank=0, host="here", kind="peer", message="lost a peer", trace="an echo")
+    echo = WorkerFailure(rank=0, host="here", kind="peer", message="lost a peer", trace="an echo")
     actions = []
     while not of(GiveUp, actions):
         number, *order = order
@@ -599,7 +599,7 @@ def test_where_nobody_says_why_a_start_failed_all_start_over():
     made = Membership(Policy(workers=3, shards=3, trains=True), Clock())
     for number in range(3):
         made.add(number, rank=number)
-    echo = Failure(rank=0, host="here", kind="peer", message="lost a peer", trace="an echo")
+    echo = WorkerFailure(rank=0, host="here", kind="peer", message="lost a peer", trace="an echo")
     assert [made.lost(number, replace(echo, rank=number)) for number in (0, 1)] == [[AwaitCause()]] * 2
     assert isinstance(made.lost(2, echo)[0], StartOver)
     assert made.restarts == 1
@@ -612,7 +612,7 @@ def test_where_nobody_says_why_a_start_failed_all_start_over():
 
 
 def test_wrong_input_and_a_run_that_is_not_elastic_end_at_the_first_loss():
-    wrong = Failure(rank=0, host="here", kind="input", message="no")
+    wrong = WorkerFailure(rank=0, host="here", kind="input", message="no")
     assert isinstance(training().lost(0, wrong)[0], GiveUp)
     assert isinstance(training(elastic=False).lost(0, killed())[0], GiveUp)
 
@@ -721,7 +721,7 @@ class TestExpendable:
         assert self.made(met=(0, 1)).lost(1, failure) == [GiveUp(failure)]
 
     def test_and_wrong_input(self):
-        failure = Failure(rank=1, host="here", kind="input", message="no")
+        failure = WorkerFailure(rank=1, host="here", kind="input", message="no")
         assert self.made().lost(1, failure) == [GiveUp(failure)]
 
 

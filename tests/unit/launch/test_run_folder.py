@@ -10,10 +10,10 @@ import pytest
 
 from paceline.errors import InputError
 from paceline.launch.base import Outcome
-from paceline.launch.failures import Failure
+from paceline.launch.failures import WorkerFailure
 from paceline.launch.run_folder import RunFolder
 
-REFUSED = Outcome(results=(), failure=Failure(rank=0, host="here", kind="input", message="no"))
+REFUSED = Outcome(results=(), failure=WorkerFailure(rank=0, host="here", kind="input", message="no"))
 WRITTEN = (
     "logs/rank-0.log",
     "ledger/rank-0-from-0.bin",
@@ -43,7 +43,7 @@ def test_a_refused_run_takes_its_own_files_and_the_folders_that_it_made(tmp_path
 
 
 def test_logs_of_a_launch_without_a_folder_stay_where_it_failed_and_go_where_it_was_killed(capsys):
-    code = Outcome(results=(), failure=Failure(rank=0, host="here", kind="code", message="no"))
+    code = Outcome(results=(), failure=WorkerFailure(rank=0, host="here", kind="code", message="no"))
     with RunFolder(None, {}) as made:
         write(made.path, "logs/rank-0.log")
         made.finish(code)
@@ -66,7 +66,7 @@ def test_logs_of_a_launch_without_a_folder_stay_where_it_failed_and_go_where_it_
 
 
 def test_logs_that_cannot_be_kept_are_one_line_and_the_failure_stays(tmp_path, monkeypatch, capsys):
-    code = Outcome(results=(), failure=Failure(rank=0, host="here", kind="code", message="no"))
+    code = Outcome(results=(), failure=WorkerFailure(rank=0, host="here", kind="code", message="no"))
     with RunFolder(None, {}) as made:
         shutil.rmtree(made.path / "logs")
         monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
@@ -112,9 +112,9 @@ def test_empty_folders_that_were_there_before_stay(tmp_path):
 @pytest.mark.parametrize(
     "failure",
     [
-        Failure(rank=0, host="here", kind="disk", message="the disk is full"),
-        Failure(rank=0, host="here", kind="code", message="ValueError"),
-        Failure(rank=0, host="here", kind="input", message="step 7 was left without apply", step=7),
+        WorkerFailure(rank=0, host="here", kind="disk", message="the disk is full"),
+        WorkerFailure(rank=0, host="here", kind="code", message="ValueError"),
+        WorkerFailure(rank=0, host="here", kind="input", message="step 7 was left without apply", step=7),
     ],
 )
 def test_a_run_that_has_begun_keeps_everything_however_it_ends(tmp_path, failure):

@@ -5,9 +5,9 @@ import time
 import pytest
 
 from paceline.launch.health.diagnosis import HangWatch
-from paceline.launch.health.watch import Watch
-from paceline.observe.verdict import Evidence
-from paceline.world.status_page import Kind, Phase, Reading
+from paceline.launch.health.watch import GroupWatch
+from paceline.observe.verdict import WorkerEvidence
+from paceline.world.status_page import OperationKind, Phase, Reading
 
 TIMEOUT_S = 0.4
 
@@ -19,7 +19,7 @@ def reading(silent_s: float, phase: Phase = Phase.COMMUNICATION) -> Reading:
         since=then,
         touched=then,
         operation=9,
-        kind=Kind.STEP,
+        kind=OperationKind.STEP,
         step=8,
         batches=9,
         steps=8,
@@ -31,10 +31,10 @@ def reading(silent_s: float, phase: Phase = Phase.COMMUNICATION) -> Reading:
 
 
 def look_at(readings):
-    def look(watch: HangWatch) -> tuple[Evidence, ...]:
+    def look(watch: HangWatch) -> tuple[WorkerEvidence, ...]:
         now = time.monotonic()
         return tuple(
-            Evidence(
+            WorkerEvidence(
                 rank=rank, host="here", reading=one, silent_s=one.silence_s(now), limit_s=watch.limit_s(one)
             )
             for rank, one in readings.items()
@@ -56,7 +56,7 @@ def find_until(watch, readings, seconds):
 
 @pytest.fixture
 def watch():
-    return Watch(TIMEOUT_S)
+    return GroupWatch(TIMEOUT_S)
 
 
 def test_workers_that_come_out_of_a_shared_stall_are_no_deadlock(watch):

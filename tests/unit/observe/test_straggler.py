@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from paceline.observe.straggler import CaughtUp, Straggler, StragglerWatch, shares
-from paceline.world.status_page import Kind, Phase, Reading
+from paceline.world.status_page import OperationKind, Phase, Reading
 
 
 class Workers:
@@ -36,7 +36,7 @@ def reading(steps: float, data_s: float, compute_s: float) -> Reading:
         since=0.0,
         touched=0.0,
         operation=int(steps),
-        kind=Kind.STEP,
+        kind=OperationKind.STEP,
         step=int(steps),
         batches=int(steps),
         steps=int(steps),

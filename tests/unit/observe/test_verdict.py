@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 import paceline
-from paceline.observe.verdict import Collective, Evidence, Frame, Verdict, is_users, judge, parse_stacks
-from paceline.world.status_page import Kind, Phase, Reading
+from paceline.observe.verdict import Collective, Frame, Verdict, WorkerEvidence, is_users, judge, parse_stacks
+from paceline.world.status_page import OperationKind, Phase, Reading
 
 STANDARD = sysconfig.get_path("stdlib")
 PACKAGE = Path(paceline.__file__).parent
@@ -23,7 +23,7 @@ READING = Reading(
     since=0.0,
     touched=0.0,
     operation=42,
-    kind=Kind.STEP,
+    kind=OperationKind.STEP,
     step=41,
     batches=41,
     steps=40,
@@ -39,13 +39,13 @@ IN_LOOP = (
 )
 
 
-def evidence(rank: int, phase: Phase = Phase.COMMUNICATION, **changes: Any) -> Evidence:
-    own = {name for name in changes if name in Evidence.__dataclass_fields__}
+def evidence(rank: int, phase: Phase = Phase.COMMUNICATION, **changes: Any) -> WorkerEvidence:
+    own = {name for name in changes if name in WorkerEvidence.__dataclass_fields__}
     reading = dataclasses.replace(
         READING, phase=phase, **{name: value for name, value in changes.items() if name not in own}
     )
     known = {"silent_s": 60.0, "limit_s": 60.0, **{name: changes[name] for name in own}}
-    return Evidence(rank=rank, host="node1", reading=reading, **known)
+    return WorkerEvidence(rank=rank, host="node1", reading=reading, **known)
 
 
 def test_a_rank_stuck_in_reading_data() -> None:
@@ -67,8 +67,8 @@ def test_a_rank_stuck_in_reading_data() -> None:
 def test_a_rank_stuck_in_an_evaluation_that_shows_no_stack() -> None:
     verdict = judge(
         [
-            evidence(0, kind=Kind.EVALUATE),
-            evidence(1, Phase.COMPUTE, kind=Kind.EVALUATE, state="D", silent_s=75.0),
+            evidence(0, kind=OperationKind.EVALUATE),
+            evidence(1, Phase.COMPUTE, kind=OperationKind.EVALUATE, state="D", silent_s=75.0),
         ]
     )
     assert (verdict.kind, verdict.stuck) == ("stuck", (1,))
@@ -162,7 +162,7 @@ def test_a_deadlock_of_all_blames_nobody() -> None:
 
 
 def test_ranks_that_wait_in_different_operations_are_told_apart() -> None:
-    verdict = judge([evidence(0), evidence(1, kind=Kind.EVALUATE)])
+    verdict = judge([evidence(0), evidence(1, kind=OperationKind.EVALUATE)])
     assert verdict.kind == "deadlock"
     assert (
         "rank 0 in an exchange in step 41, rank 1 in an exchange in the evaluation at step 41"
@@ -185,7 +185,9 @@ def test_a_rank_that_left_training_while_others_wait() -> None:
 
 
 def test_a_rank_within_its_own_limit_is_only_slow() -> None:
-    verdict = judge([evidence(0), evidence(1, Phase.COMPUTE, kind=Kind.SAVE, silent_s=90.0, limit_s=600.0)])
+    verdict = judge(
+        [evidence(0), evidence(1, Phase.COMPUTE, kind=OperationKind.SAVE, silent_s=90.0, limit_s=600.0)]
+    )
     assert (verdict.kind, verdict.stuck) == ("slow", ())
     assert "rank 1 on node1" in verdict.sentence
     assert "the checkpoint of step 41" in verdict.sentence

@@ -6,7 +6,14 @@ from typing import Any
 
 import pytest
 
-from paceline.recovery.agreement import NEWCOMER, Member, OpenBody, RolledBackError, broken_body, check_intact
+from paceline.recovery.agreement import (
+    NEWCOMER,
+    MemberReport,
+    OpenBody,
+    RolledBackError,
+    broken_body,
+    check_intact,
+)
 from paceline.recovery.group_state import GroupState
 from paceline.recovery.handover import StateSource
 from paceline.recovery.membership import STEP
@@ -18,8 +25,8 @@ from paceline.world.interruption import InterruptedWaitError, Interruption
 
 def member(
     finished: int, number: int, redone: int = 0, body: int | None = None, *, asks: bool = False
-) -> Member:
-    return Member(
+) -> MemberReport:
+    return MemberReport(
         finished,
         Position(number=number),
         body=None if body is None else OpenBody(body, finished),
@@ -34,7 +41,9 @@ def member(
     )
 
 
-def stand(change: Regrouping, number: int, mine: Member, *others: Member) -> tuple[bool, int, int, bool]:
+def stand(
+    change: Regrouping, number: int, mine: MemberReport, *others: MemberReport
+) -> tuple[bool, int, int, bool]:
     """Take over the state of a step, and tell: missed something, operations finished, steps redone, gone back."""
     position = Position(number=number)
     change._stand(StateSource("workers", position), position, mine, [mine, *others], "what it came to")

@@ -21,7 +21,7 @@ from torch.distributed import HashStore
 from paceline import remote
 from paceline.errors import CallRefusedError, InputError, UnknownNameError
 from paceline.remote import registry
-from paceline.remote.failures import Failure
+from paceline.remote.failures import CallFailure
 from paceline.remote.meeting import meet
 from paceline.remote.names import Roles
 from paceline.remote.vocabulary import Registered
@@ -285,8 +285,8 @@ def test_an_exception_is_made_again_with_the_traceback_of_where_it_was():
     try:
         {}["a"]
     except KeyError as error:
-        sent = Failure.of(error, "server:0")
-    made = Failure(*travel(sent.state())).exception()
+        sent = CallFailure.of(error, "server:0")
+    made = CallFailure(*travel(sent.state())).exception()
     assert (type(made), made.args) == (KeyError, ("a",))
     assert "On server:0:" in made.__notes__[0]
     assert __file__ in made.__notes__[0]
@@ -308,7 +308,7 @@ class CountError(Exception):
     "error", [CountError(3), ValueError(Grade.GOOD), UnknownNameError("role", "a", ["b"]), KeyError((1, 2))]
 )
 def test_an_exception_keeps_its_type_and_its_words(error):
-    made = Failure(*travel(Failure.of(error, "server:0").state())).exception()
+    made = CallFailure(*travel(CallFailure.of(error, "server:0").state())).exception()
     assert type(made) is type(error)
     assert str(error) in str(made)
     assert str(made).count("count") == str(error).count("count")

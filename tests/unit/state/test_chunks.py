@@ -5,7 +5,7 @@ import torch
 
 from paceline.errors import CheckpointError
 from paceline.state.chunks import MODEL, OPTIMIZER, ChunkBounds, assemble, read_slots, split
-from paceline.strategies.sharded import Part
+from paceline.strategies.sharded import LocalPart
 
 SLOTS = ("exp_avg", "exp/avg", "exp/avg.x", "100%", "%2F", "a%2Fb/c", "")
 
@@ -33,7 +33,7 @@ def test_whatever_an_optimizer_calls_its_state_comes_back():
 def test_a_worker_with_a_part_of_a_parameter_reads_all_its_slots():
     held = split(state(SLOTS))
     catalogue = {key: chunk.meta for key, chunk in held.chunks.items()}
-    part = Part(torch.ones(2), ChunkBounds((1,), (2,)), held.chunks["model/a/b"].meta)
+    part = LocalPart(torch.ones(2), ChunkBounds((1,), (2,)), held.chunks["model/a/b"].meta)
     found = read_slots(catalogue, lambda key, bounds: bounds.of(held.chunks[key].values), {"a/b": part})
     assert {slot: value.tolist() for slot, value in found["a/b"].items()} == {
         slot: [place] * 2 for place, slot in enumerate(SLOTS)

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from paceline.errors import InputError
-from paceline.strategies.pipeline.inputs import Inputs, Received, Watch
+from paceline.strategies.pipeline.inputs import InputComparison, Inputs, Received
 
 
 class ChunkBounds:
@@ -51,7 +51,7 @@ def test_tensors_that_were_written_to_stand_in_the_arguments_of_the_last_stage(
     write: Callable[[Any], Any], place: int, moved: bool
 ) -> None:
     here, there = call(), call()
-    inputs = Inputs(((here,), {}), Watch(), objects=True)
+    inputs = Inputs(((here,), {}), InputComparison(), objects=True)
     write(here)
     changed = inputs.changed()
     assert {where: one[1] for where, one in changed.items()} == {place: moved}
@@ -80,7 +80,7 @@ def test_tensors_that_were_written_to_stand_in_the_arguments_of_the_last_stage(
 )
 def test_what_cannot_be_handed_on_is_refused(write: Callable[[Any], Any]) -> None:
     given = call()
-    inputs = Inputs(((given,), {}), Watch(), objects=True)
+    inputs = Inputs(((given,), {}), InputComparison(), objects=True)
     write(given)
     with pytest.raises(InputError, match="under pp a loss that reads the batch"):
         inputs.changed()
@@ -88,14 +88,14 @@ def test_what_cannot_be_handed_on_is_refused(write: Callable[[Any], Any]) -> Non
 
 def test_nothing_is_found_where_nothing_was_written() -> None:
     given = call()
-    inputs = Inputs(((given,), {}), Watch(), objects=True)
+    inputs = Inputs(((given,), {}), InputComparison(), objects=True)
     given["x"].sum(), given["box"].tensor + 1
     assert inputs.changed() == {}
 
 
 def test_what_came_from_the_stage_before_is_compared_by_value_where_it_is_an_argument() -> None:
     tensors = [torch.ones(2), torch.ones(2)]
-    received = Received(tensors, [False, True], Watch())
+    received = Received(tensors, [False, True], InputComparison())
     tensors[0].data.mul_(2)
     received.check()
     tensors[1].data.mul_(2)

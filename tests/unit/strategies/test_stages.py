@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from paceline.errors import InputError
 from paceline.strategies.pipeline.call import Reached
-from paceline.strategies.pipeline.order import Action, Kind, forward_programs, programs
+from paceline.strategies.pipeline.order import Action, ActionKind, forward_programs, programs
 from paceline.strategies.pipeline.share import Arrival, make_stage
 from paceline.strategies.pipeline.stages import Chain, balanced, chain_of
 from paceline.strategies.pipeline.streams import Streams
@@ -231,9 +231,9 @@ def test_everything_is_done_once_and_nobody_waits_in_a_circle(
         assert all(action.stage % workers == worker for action in program)
     wanted = {(stage, micro) for stage in range(stages) for micro in range(micros)}
     for kinds in (
-        {Kind.FORWARD},
-        {Kind.BACKWARD, Kind.BACKWARD_INPUT},
-        {Kind.BACKWARD, Kind.BACKWARD_WEIGHT},
+        {ActionKind.FORWARD},
+        {ActionKind.BACKWARD, ActionKind.BACKWARD_INPUT},
+        {ActionKind.BACKWARD, ActionKind.BACKWARD_WEIGHT},
     ):
         assert {(one.stage, one.micro) for one in everything if one.kind in kinds} == wanted
     run_with_patience(made, workers)
@@ -242,9 +242,9 @@ def test_everything_is_done_once_and_nobody_waits_in_a_circle(
 def test_forward_only() -> None:
     made = forward_programs(2, 4, 3)
     assert {one.kind for program in made for one in program} == {
-        Kind.FORWARD,
-        Kind.SEND_OUTPUT,
-        Kind.RECEIVE_INPUT,
+        ActionKind.FORWARD,
+        ActionKind.SEND_OUTPUT,
+        ActionKind.RECEIVE_INPUT,
     }
     run_with_patience(made, 2)
 
@@ -252,7 +252,7 @@ def test_forward_only() -> None:
 def run_with_patience(made: tuple[tuple[Action, ...], ...], workers: int) -> None:
     """Run the programs with messages that wait for nobody, and receivers that wait for the very next message."""
     sent: dict[tuple[int, int], list[tuple[bool, int, int]]] = {}
-    places, had = [0] * workers, set[tuple[Kind, int, int]]()
+    places, had = [0] * workers, set[tuple[ActionKind, int, int]]()
     moved = True
     while moved:
         moved = False
@@ -273,16 +273,16 @@ def step(
     worker: int,
     workers: int,
     sent: dict[tuple[int, int], list[tuple[bool, int, int]]],
-    had: set[tuple[Kind, int, int]],
+    had: set[tuple[ActionKind, int, int]],
 ) -> bool:
     """Do one thing, unless it has to wait; what needs something must have it."""
     kind, stage, micro = action.kind, action.stage, action.micro
-    if kind in (Kind.SEND_OUTPUT, Kind.SEND_GRADIENT):
-        forward = kind is Kind.SEND_OUTPUT
+    if kind in (ActionKind.SEND_OUTPUT, ActionKind.SEND_GRADIENT):
+        forward = kind is ActionKind.SEND_OUTPUT
         other = stage + (1 if forward else -1)
         sent.setdefault((worker, other % workers), []).append((forward, other, micro))
-    elif kind in (Kind.RECEIVE_INPUT, Kind.RECEIVE_GRADIENT):
-        forward = kind is Kind.RECEIVE_INPUT
+    elif kind in (ActionKind.RECEIVE_INPUT, ActionKind.RECEIVE_GRADIENT):
+        forward = kind is ActionKind.RECEIVE_INPUT
         source = (stage + (-1 if forward else 1)) % workers
         queue = sent.get((source, worker), [])
         if not queue:
@@ -290,10 +290,10 @@ def step(
         assert queue.pop(0) == (forward, stage, micro), (
             "messages of a pair come in the order they are waited for"
         )
-    elif kind is Kind.FORWARD:
-        assert stage == 0 or (Kind.RECEIVE_INPUT, stage, micro) in had
+    elif kind is ActionKind.FORWARD:
+        assert stage == 0 or (ActionKind.RECEIVE_INPUT, stage, micro) in had
     else:
-        assert (Kind.FORWARD, stage, micro) in had
+        assert (ActionKind.FORWARD, stage, micro) in had
     return True
 
 
@@ -301,6 +301,6 @@ def test_one_forward_and_one_backward_keep_few_micro_batches_under_way() -> None
     for worker, program in enumerate(programs("1f1b", 4, 4, 9)):
         open_, most = 0, 0
         for action in program:
-            open_ += {Kind.FORWARD: 1, Kind.BACKWARD: -1}.get(action.kind, 0)
+            open_ += {ActionKind.FORWARD: 1, ActionKind.BACKWARD: -1}.get(action.kind, 0)
             most = max(most, open_)
         assert most == 4 - worker

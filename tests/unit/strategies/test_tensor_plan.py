@@ -11,7 +11,7 @@ from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, Ro
 
 from paceline.errors import InputError
 from paceline.strategies.tensor.layers import SequenceNorm
-from paceline.strategies.tensor.plan import Plan, make_plan
+from paceline.strategies.tensor.plan import TensorPlan, make_plan
 from paceline.tasks.transformer import Transformer
 from tests.contract.tasks import Classify, Tokens
 
@@ -61,7 +61,7 @@ def transformer() -> nn.Module:
     return Transformer(tokens=14, length=9, width=8, layers=2, heads=2)
 
 
-def words(plan: Plan) -> dict[str, str]:
+def words(plan: TensorPlan) -> dict[str, str]:
     """Say a plan in words."""
     return {name: _word(style) for name, style in plan.styles.items()}
 

@@ -12,7 +12,7 @@ import pytest
 from paceline.errors import PacelineError, RemoteError
 from paceline.transport.admission import hello
 from paceline.transport.incoming import ENTRY, LENGTH
-from paceline.transport.mailbox import FORKED, Entry, Mailbox
+from paceline.transport.mailbox import FORKED, Mailbox, PeerAddress
 from paceline.transport.readers import Readers
 from paceline.transport.sealing import HEADER_BYTES, LARGEST_HEAD, PIECE, Seal, SealError, header
 from tests.patience import HANG_S
@@ -27,8 +27,8 @@ class End:
     def __init__(self, host=None, secret=SECRET):
         self.mailbox = Mailbox(secret)
         local, far = self.mailbox.bind(None, host)
-        self.entry = Entry(self.mailbox.boot, far or local)
-        self.near = Entry(self.mailbox.boot, local)
+        self.entry = PeerAddress(self.mailbox.boot, far or local)
+        self.near = PeerAddress(self.mailbox.boot, local)
         self.got, self.lost = [], []
         self.changed = threading.Condition()
 

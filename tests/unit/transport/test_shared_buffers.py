@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from paceline.transport.mailbox import Mailbox
-from paceline.transport.outgoing import Entry
+from paceline.transport.outgoing import PeerAddress
 from paceline.transport.shared_buffers import UNIT, Arena, Holder, SharedView
 from tests.patience import HANG_S
 
@@ -134,7 +134,7 @@ def test_what_a_receiver_keeps_outlives_both_mailboxes_and_is_never_written_to(m
     """More than there is room for: the rest is copied by the receiver, or goes through the socket."""
     monkeypatch.setattr("paceline.transport.mailbox.Arena", lambda: Arena(SIZE))
     boxes = [Mailbox(b"secret"), Mailbox(b"secret")]
-    entries = [Entry(box.boot, box.bind(None, None)[0]) for box in boxes]
+    entries = [PeerAddress(box.boot, box.bind(None, None)[0]) for box in boxes]
     kept, arrived = [], threading.Semaphore(0)
 
     def take(_sender, _content, frames):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from paceline.verify.proof.lab.notes import Attempt, Notes, Parts
+from paceline.verify.proof.lab.notes import Notes, ShardAttempt, SplitLosses
 from paceline.verify.proof.record import Record, StepRecord
 
 NAMES = ("late.weight", "early.weight")
@@ -41,7 +41,7 @@ def record(rank: int = 0, shards: tuple[int, ...] = (0, 1), steps: list[StepReco
     )
 
 
-def attempt(**changes: Any) -> Attempt:
+def attempt(**changes: Any) -> ShardAttempt:
     facts: dict[str, Any] = {
         "totals": ((0.5).hex(),),
         "weights": (3.0,),
@@ -53,7 +53,7 @@ def attempt(**changes: Any) -> Attempt:
         "seed_left": 7,
         "rates_moved": None,
     }
-    return Attempt(**{**facts, **changes})
+    return ShardAttempt(**{**facts, **changes})
 
 
 def notes(rank: int = 0, **changes: Any) -> Notes:
@@ -68,7 +68,7 @@ def notes(rank: int = 0, **changes: Any) -> Notes:
         "repeated": {0: attempt(), 1: attempt()},
         "bent": (),
         "touched": (),
-        "parts": Parts(whole_total=6.0, whole_weight=3.0, parts_total=6.0, parts_weight=3.0),
+        "parts": SplitLosses(whole_total=6.0, whole_weight=3.0, parts_total=6.0, parts_weight=3.0),
         "no_kernel": None,
     }
     return Notes(**{**facts, **changes})

@@ -11,7 +11,7 @@ import pytest
 
 from paceline.verify.chaos.accomplice import DONE, Accomplice, _stopped
 from paceline.verify.chaos.faults import FREEZE, PIPE, Fault, Mark, Marks
-from paceline.verify.chaos.plan import Plan
+from paceline.verify.chaos.plan import FaultPlan
 from paceline.world.fault_points import DATA
 from tests.patience import HANG_S
 
@@ -50,7 +50,7 @@ def test_a_fault_goes_off_while_one_of_another_kind_lasts(child, tmp_path):
         Fault(number=number, kind=kind, point=DATA, step=number, seconds=HANG_S)
         for number, kind in enumerate(kinds)
     )
-    plan = Plan(faults=faults, steps=9, workers=1, save_every=1)
+    plan = FaultPlan(faults=faults, steps=9, workers=1, save_every=1)
     with Accomplice(plan, marks, tmp_path):
         for number in range(len(kinds)):
             mark = Mark(number=number, step=number, rank=0, pid=child, time=0.0)

@@ -24,7 +24,7 @@ from paceline.verify.chaos.faults import (
     Fault,
     points_of,
 )
-from paceline.verify.chaos.plan import USUAL_POINTS, Plan, PlanRequest, make_plan
+from paceline.verify.chaos.plan import USUAL_POINTS, FaultPlan, PlanRequest, make_plan
 from paceline.world.fault_points import CHECKPOINT, DATA, EVALUATION, POINTS, REGROUP
 
 USUAL: dict[str, Any] = {"faults": 20, "steps": 220, "workers": 4, "shards": 6}
@@ -114,7 +114,7 @@ def test_how_many_workers_there_should_be() -> None:
         Fault(number=0, kind=JOIN, point=DATA, step=3, workers=2),
         Fault(number=1, kind=JOIN, point=DATA, step=9, workers=4),
     )
-    plan = Plan(faults=joins, steps=20, workers=4, save_every=5)
+    plan = FaultPlan(faults=joins, steps=20, workers=4, save_every=5)
     assert [plan.workers_at(step) for step in (0, 2, 3, 8, 9, 19)] == [4, 4, 2, 2, 4, 4]
 
 

@@ -7,14 +7,14 @@ from typing import Any
 import pytest
 
 from paceline.verify.proof.differences import Difference
-from paceline.verify.proof.evidence import Evidence
+from paceline.verify.proof.evidence import ProofEvidence
 from paceline.verify.proof.lab.experiments import operation
-from paceline.verify.proof.lab.notes import Parts
+from paceline.verify.proof.lab.notes import SplitLosses
 from paceline.verify.proof.probes.diagnosis import PROBES, diagnose
 from tests.unit.verify.records import NAMES, attempt, notes, record, step
 
 
-def evidence(**changes: Any) -> Evidence:
+def evidence(**changes: Any) -> ProofEvidence:
     facts: dict[str, Any] = {
         "reference": record(),
         "broken": {},
@@ -23,7 +23,7 @@ def evidence(**changes: Any) -> Evidence:
         "again": notes(0),
         "hashed": None,
     }
-    return Evidence(**{**facts, **changes})
+    return ProofEvidence(**{**facts, **changes})
 
 
 def named(**changes: Any) -> list[str]:
@@ -70,7 +70,7 @@ def test_a_counter_that_the_answer_does_not_depend_on_is_left_alone() -> None:
 
 
 def test_samples_that_act_on_one_another_are_worth_knowing() -> None:
-    parts = Parts(whole_total=7.0, whole_weight=3.0, parts_total=6.0, parts_weight=3.0)
+    parts = SplitLosses(whole_total=7.0, whole_weight=3.0, parts_total=6.0, parts_weight=3.0)
     (finding,) = diagnose(evidence(notes=[notes(0, parts=parts)]))[0]
     assert (finding.probe, finding.harmless) == ("interaction", True)
 

@@ -18,7 +18,7 @@ from paceline.cli.verify import verify
 from paceline.errors import InputError
 from paceline.strategies.tuning import Tuning
 from paceline.training.spec import TrainSpec
-from paceline.verify.proof.request import REFERENCE, Candidate, Request
+from paceline.verify.proof.request import REFERENCE, Candidate, VerifyRequest
 from paceline.verify.proof.task_report import Row, TaskReport
 from paceline.verify.report import Finding
 
@@ -26,7 +26,7 @@ SPEC = TrainSpec(task="digits", name="digits", steps=2)
 
 
 def test_pairs_that_cannot_be_run_are_left_out_with_a_word() -> None:
-    request = Request(spec=SPEC, strategies=("single", "ddp"), workers=(1, 2, 4), shards=3)
+    request = VerifyRequest(spec=SPEC, strategies=("single", "ddp"), workers=(1, 2, 4), shards=3)
     able, unable = request.candidates()
     assert able == [Candidate("single", 1), Candidate("ddp", 1), Candidate("ddp", 2)]
     reasons = {str(candidate): reason for candidate, reason in unable}
@@ -35,14 +35,14 @@ def test_pairs_that_cannot_be_run_are_left_out_with_a_word() -> None:
 
 
 def test_all_runs_have_the_same_shards_and_threads() -> None:
-    request = Request(spec=SPEC, workers=(1, 3), threads=2)
+    request = VerifyRequest(spec=SPEC, workers=(1, 3), threads=2)
     assert {request.options(one).total_shards for one in request.candidates()[0]} == {3}
     assert request.worker_threads == 2
 
 
 def test_each_strategy_is_tuned_by_what_means_something_to_it() -> None:
     tuning = {"reshard": False, "schedule": "gpipe", "activation_checkpointing": "blocks"}
-    request = Request(spec=SPEC, strategies=("fsdp", "pp", "fsdp=1,tp=2"), tuning=tuning)
+    request = VerifyRequest(spec=SPEC, strategies=("fsdp", "pp", "fsdp=1,tp=2"), tuning=tuning)
     found = {one: request.options(Candidate(one, 2)).tuning for one in request.strategies}
     assert found["fsdp"] == Tuning(reshard=False, activation_checkpointing="blocks")
     assert found["pp"] == Tuning(schedule="gpipe", activation_checkpointing="blocks")
@@ -51,15 +51,15 @@ def test_each_strategy_is_tuned_by_what_means_something_to_it() -> None:
 
 
 def test_by_default_shards_are_as_many_as_workers_and_more() -> None:
-    request = Request(spec=SPEC, workers=(1, 3))
+    request = VerifyRequest(spec=SPEC, workers=(1, 3))
     assert request.shard_counts(None) == (3, 6)
     assert request.shard_counts(8) == (3, 8)
     assert request.shard_counts(2) == (3, 6)
-    assert Request(spec=SPEC, workers=(1, 3), shards=5).shard_counts(8) == (5,)
+    assert VerifyRequest(spec=SPEC, workers=(1, 3), shards=5).shard_counts(8) == (5,)
 
 
 def test_what_is_sent_in_half_precision_is_held_to_that() -> None:
-    request = Request(spec=SPEC, strategies=("ddp", "fsdp"), tuning={"compress": "bf16"})
+    request = VerifyRequest(spec=SPEC, strategies=("ddp", "fsdp"), tuning={"compress": "bf16"})
     assert request.arithmetic(Candidate("ddp", 2), "fp32") == "sent as bf16"
     assert request.arithmetic(Candidate("fsdp", 2), "fp32") == "fp32"
 
@@ -77,7 +77,7 @@ def test_every_option_of_train_is_one_of_verify() -> None:
 
 
 def test_what_a_run_is_told_further_is_told_to_every_run() -> None:
-    asked = Request(
+    asked = VerifyRequest(
         spec=TrainSpec(task="digits", name="digits", steps=2), more={"hang_timeout": 9.0, "elastic": False}
     )
     for candidate in asked.candidates()[0]:
@@ -96,12 +96,12 @@ def test_what_a_run_is_told_further_is_told_to_every_run() -> None:
 )
 def test_what_cannot_be_asked_for(changes: dict[str, Any], words: str) -> None:
     with pytest.raises(InputError, match=words):
-        Request(**{"spec": SPEC, **changes})
+        VerifyRequest(**{"spec": SPEC, **changes})
 
 
 def test_nothing_that_can_be_run() -> None:
     with pytest.raises(InputError, match="single x 2: single is one process"):
-        Request(spec=SPEC, strategies=("single",), workers=(2,)).candidates()
+        VerifyRequest(spec=SPEC, strategies=("single",), workers=(2,)).candidates()
 
 
 @pytest.mark.parametrize(

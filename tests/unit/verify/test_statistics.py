@@ -6,7 +6,7 @@ import math
 
 from paceline.verify.proof.bisecting import first_operation
 from paceline.verify.proof.differences import Difference
-from paceline.verify.proof.record import Call
+from paceline.verify.proof.record import TorchCall
 from paceline.verify.proof.statistics import band, second_half
 
 FALLING = [2.0 - 0.05 * step for step in range(20)]
@@ -29,8 +29,8 @@ def test_a_reference_that_diverged_itself_lets_nothing_pass() -> None:
 
 def call(
     function: str, output: str, *inputs: str, gradient: str = "g", shard: int = 0, module: str = ""
-) -> Call:
-    return Call(
+) -> TorchCall:
+    return TorchCall(
         shard=shard,
         batch=0,
         module=module,
@@ -41,7 +41,7 @@ def call(
     )
 
 
-def told(mine: list[Call], theirs: list[Call], kind: str = "gradient") -> str:
+def told(mine: list[TorchCall], theirs: list[TorchCall], kind: str = "gradient") -> str:
     return first_operation(mine, [theirs], Difference(step=0, kind=kind, name="w", rank=0))
 
 

@@ -2,20 +2,20 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paceline.world.fingerprint import Call, call_site, describe
+from paceline.world.fingerprint import CollectiveCall, call_site, describe
 
 words = st.text(st.characters(min_codepoint=32, max_codepoint=126), max_size=20)
 
 
 @given(words, st.integers(min_value=0, max_value=2**63), words, words)
 def test_a_call_survives_the_journey(operation, number, arguments, site):
-    call = Call(operation, number, arguments, site)
-    assert Call.decode(call.encode()) == call
+    call = CollectiveCall(operation, number, arguments, site)
+    assert CollectiveCall.decode(call.encode()) == call
 
 
 def test_the_size_never_depends_on_the_words():
-    long = Call("x" * 999, 10**30, "y" * 999, "z" * 999)
-    assert long.encode().shape == Call("a", 1, "", "").encode().shape
+    long = CollectiveCall("x" * 999, 10**30, "y" * 999, "z" * 999)
+    assert long.encode().shape == CollectiveCall("a", 1, "", "").encode().shape
 
 
 def test_describe():

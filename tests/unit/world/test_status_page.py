@@ -13,8 +13,8 @@ import pytest
 from paceline.world.status_page import (
     FADING,
     SIZE,
-    Kind,
     NoStatusPage,
+    OperationKind,
     Phase,
     Reading,
     StatusPage,
@@ -59,7 +59,7 @@ def test_a_page_nobody_writes_to_is_quiet(page: int) -> None:
 def test_a_step_is_counted_with_its_times(page: int) -> None:
     status_page, reader = StatusPage(page), StatusPageReader(page)
     started = time.monotonic()
-    status_page.begin(Kind.STEP, 41)
+    status_page.begin(OperationKind.STEP, 41)
     assert status_page.enter(Phase.DATA) is Phase.COMPUTE
     time.sleep(0.02)
     status_page.batch()
@@ -70,10 +70,10 @@ def test_a_step_is_counted_with_its_times(page: int) -> None:
     status_page.end()
     after, took = reader.read(), time.monotonic() - started
 
-    assert (during.phase, during.kind, during.step) == (Phase.COMMUNICATION, Kind.STEP, 41)
+    assert (during.phase, during.kind, during.step) == (Phase.COMMUNICATION, OperationKind.STEP, 41)
     assert (during.operation, during.batches, during.steps) == (1, 1, 0)
     assert during.own_s == 0.0, "only finished steps are told"
-    assert (after.phase, after.kind, after.steps) == (Phase.IDLE, Kind.OTHER, 1)
+    assert (after.phase, after.kind, after.steps) == (Phase.IDLE, OperationKind.OTHER, 1)
     assert after.data_s >= 0.02
     assert after.communication_s >= 0.01
     assert math.isclose(after.own_s, after.data_s + after.compute_s)
@@ -83,9 +83,9 @@ def test_a_step_is_counted_with_its_times(page: int) -> None:
 def test_an_exception_in_the_middle_of_storing_spoils_no_later_reading(page: int) -> None:
     status_page, reader = StatusPage(page), StatusPageReader(page)
     with pytest.raises(TypeError):
-        status_page.begin(Kind.STEP, "interrupted")  # type: ignore[arg-type]
+        status_page.begin(OperationKind.STEP, "interrupted")  # type: ignore[arg-type]
     assert not reader.read().whole
-    status_page.begin(Kind.STEP, 7)
+    status_page.begin(OperationKind.STEP, 7)
     assert (reader.read().whole, reader.read().step) == (True, 7)
     status_page.end()
     assert (reader.read().whole, reader.read().steps) == (True, 1)
@@ -93,13 +93,13 @@ def test_an_exception_in_the_middle_of_storing_spoils_no_later_reading(page: int
 
 def test_a_broken_step_and_an_evaluation_do_not_count(page: int) -> None:
     status_page, reader = StatusPage(page), StatusPageReader(page)
-    status_page.begin(Kind.STEP, 0)
+    status_page.begin(OperationKind.STEP, 0)
     time.sleep(0.02)
     started = time.monotonic()
-    status_page.begin(Kind.STEP, 0)
+    status_page.begin(OperationKind.STEP, 0)
     status_page.end()
     one, took = reader.read(), time.monotonic() - started
-    status_page.begin(Kind.EVALUATE, 1)
+    status_page.begin(OperationKind.EVALUATE, 1)
     time.sleep(0.02)
     status_page.end()
     two = reader.read()
@@ -114,7 +114,7 @@ def test_the_longest_step_is_not_the_first(page: int) -> None:
     times = []
     for pause in (0.1, 0.01, 0.0):
         started = time.monotonic()
-        status_page.begin(Kind.STEP, 0)
+        status_page.begin(OperationKind.STEP, 0)
         time.sleep(pause)
         status_page.end()
         times.append(time.monotonic() - started)
@@ -124,7 +124,7 @@ def test_the_longest_step_is_not_the_first(page: int) -> None:
 def test_what_a_compiler_took_makes_no_step_longer(page: int) -> None:
     status_page, reader = StatusPage(page), StatusPageReader(page)
     for _ in range(2):
-        status_page.begin(Kind.STEP, 0)
+        status_page.begin(OperationKind.STEP, 0)
         before = status_page.enter(Phase.COMPILE)
         time.sleep(0.1)
         status_page.enter(before)
@@ -137,7 +137,7 @@ def test_what_a_compiler_took_makes_no_step_longer(page: int) -> None:
 def test_a_slow_step_fades_with_those_after_it(page: int) -> None:
     status_page, reader = StatusPage(page), StatusPageReader(page)
     for pause in (0.0, 0.5, *([0.0] * 200)):
-        status_page.begin(Kind.STEP, 0)
+        status_page.begin(OperationKind.STEP, 0)
         time.sleep(pause)
         status_page.end()
     assert reader.read().longest_s < 0.25
@@ -157,7 +157,7 @@ def test_silence_is_since_the_last_change(page: int) -> None:
 
 def test_a_worker_stopped_while_it_stores_can_still_be_read(page: int) -> None:
     status_page = StatusPage(page)
-    status_page.begin(Kind.STEP, 5)
+    status_page.begin(OperationKind.STEP, 5)
     with mmap.mmap(page, SIZE) as memory:
         memory[0] |= 1
     assert StatusPageReader(page).read().step == 5
@@ -176,7 +176,7 @@ def test_the_launcher_reads_and_asks_another_process(page: int) -> None:
             assert process.wait(HANG_S) == 0
         finally:
             process.kill()
-    assert (reading.kind, reading.step, reading.batches) == (Kind.STEP, 41, 3)
+    assert (reading.kind, reading.step, reading.batches) == (OperationKind.STEP, 41, 3)
     assert reading.silence_s(time.monotonic()) < HANG_S, "both processes have one clock"
     assert (answer, next_answer) == (b"collective 12", None)
 
@@ -192,7 +192,7 @@ def test_an_answer_longer_than_the_page_is_cut(page: int) -> None:
 
 def test_without_a_launcher_the_same_calls_do_nothing() -> None:
     status_page = NoStatusPage()
-    status_page.begin(Kind.STEP, 1)
+    status_page.begin(OperationKind.STEP, 1)
     assert status_page.enter(status_page.enter(Phase.DATA)) is Phase.QUIET
     status_page.batch()
     status_page.end()

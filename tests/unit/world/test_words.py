@@ -18,7 +18,7 @@ from paceline.transport.store import RunStore
 from paceline.transport.store_server import StoreServer
 from paceline.world import Identity, World, connect
 from paceline.world.interruption import InterruptedWaitError
-from paceline.world.status_page import Kind, Phase, StatusPage, StatusPageReader
+from paceline.world.status_page import OperationKind, Phase, StatusPage, StatusPageReader
 from paceline.world.words import forget, hear, heard, tell
 
 ALONE = Identity(rank=0, size=1, local_rank=0, local_size=1)
@@ -33,7 +33,7 @@ def pair(timeout_s: float) -> Iterator[tuple[World, World, StatusPageReader]]:
     page = StatusPage.create()
     status_page, reader = StatusPage(page), StatusPageReader(page)
     status_page.timeout_s = timeout_s
-    status_page.begin(Kind.STEP, 0)
+    status_page.begin(OperationKind.STEP, 0)
     status_page.end()
     alone = connect(ALONE, device="cpu", status_page=status_page)
     first = replace(alone, size=2, store=HashStore())

@@ -13,7 +13,7 @@ from paceline.checkpoint.safetensors_format import write_tensors
 from paceline.cli.cartpole.learning import Learner
 from paceline.cli.cartpole.observer import Episode, Observer
 from paceline.cli.cartpole.policy import Policy
-from paceline.cli.cartpole.request import GOAL, WINDOW, Request
+from paceline.cli.cartpole.request import GOAL, WINDOW, RolloutRequest
 from paceline.observe import formats
 from paceline.remote.rollouts import Rollouts
 
@@ -22,7 +22,7 @@ ROUND = 16
 SHOW_EVERY_S = 1.0
 
 
-def train(session: remote.Session, request: Request, saved: Path | None = None) -> dict[str, Any]:
+def train(session: remote.Session, request: RolloutRequest, saved: Path | None = None) -> dict[str, Any]:
     """Train the policy on this worker with the episodes of the observers, save it, and give what came of it."""
     begun = time.monotonic()
     policy = remote.create(session.name, Policy, request.seed)

@@ -16,7 +16,7 @@ WINDOW = 100
 
 
 @dataclass(frozen=True, kw_only=True)
-class Request(Options):
+class RolloutRequest(Options):
     """A training of the agent; it ends when the task is solved, or after `episodes`."""
 
     episodes: int = ranged(1500, COUNT)

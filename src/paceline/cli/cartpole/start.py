@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from paceline.cli.cartpole.request import Request, check_installed
+from paceline.cli.cartpole.request import RolloutRequest, check_installed
 from paceline.launch.roles import launch_roles
 from paceline.remote.roles import Role
 
@@ -14,7 +14,7 @@ MODEL = "model.safetensors"
 """The learned policy, in the run folder."""
 
 
-def start(request: Request, out: Path | None = None) -> dict[str, Any]:
+def start(request: RolloutRequest, out: Path | None = None) -> dict[str, Any]:
     """Train with one agent and several observers, and give the agent's result; a lost observer costs only time."""
     check_installed()
     roles = {

@@ -95,7 +95,7 @@ class Ssh:
         try:
             for command in commands:
                 started.append(_Machine.start(command, told, leads=not started))  # one by one: each is ended
-            return _Watch(started).run()
+            return _MachineWatch(started).run()
         except FileNotFoundError as error:
             raise InputError(
                 f"{error.filename} is not installed here. Install ssh, or name one with --ssh."
@@ -155,7 +155,7 @@ class _Machine:
             self.take(stream, rest + b"\n")
 
 
-class _Watch:
+class _MachineWatch:
     """All machines, until the leader has ended and the others with it."""
 
     def __init__(self, started: Sequence[_Machine]) -> None:

@@ -10,9 +10,17 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from paceline.observe.verdict import Collective, Evidence, Frame, parse_stacks
+from paceline.observe.verdict import Collective, Frame, WorkerEvidence, parse_stacks
 from paceline.world.stacks import SIGNAL
-from paceline.world.status_page import PATIENCE, STEPS, TIMEOUT_S, Kind, Phase, Reading, StatusPageReader
+from paceline.world.status_page import (
+    PATIENCE,
+    STEPS,
+    TIMEOUT_S,
+    OperationKind,
+    Phase,
+    Reading,
+    StatusPageReader,
+)
 
 LAST_WORDS_S = 3.0
 """How long the end of a worker may take to be heard of."""
@@ -26,7 +34,7 @@ Send = Callable[[int, signal.Signals], None]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Member:
+class LocalWorker:
     """A worker of this machine, as its launcher holds it."""
 
     rank: int
@@ -53,7 +61,7 @@ class HangWatch:
         limit = max(self._timeout_s, STEPS * self._longest_s)
         unusual = (
             reading.steps == 0
-            or Kind.SAVE is reading.kind
+            or OperationKind.SAVE is reading.kind
             or reading.phase in (Phase.STARTING, Phase.COMPILE)
         )
         # One that is stopped will not be done any sooner for being waited for.
@@ -95,7 +103,7 @@ def _is_busy(reading: Reading) -> bool:
     )
 
 
-def look(members: Sequence[Member], send: Send, watch: HangWatch) -> tuple[Evidence, ...]:
+def look(members: Sequence[LocalWorker], send: Send, watch: HangWatch) -> tuple[WorkerEvidence, ...]:
     """Collect what can be seen of each worker, all of them at once; takes a second at most."""
     # First of all, because a signal may wake what was asleep.
     now = time.monotonic()
@@ -106,7 +114,7 @@ def look(members: Sequence[Member], send: Send, watch: HangWatch) -> tuple[Evide
     stacks = _show_stacks([one for one in answering if _catches(one.pid)], send)
     pending = _pending_collectives(answering)
     return tuple(
-        Evidence(
+        WorkerEvidence(
             rank=one.rank,
             host=one.host,
             reading=readings[one.rank],
@@ -139,7 +147,7 @@ def _catches(pid: int) -> bool:
     return bool(caught >> (SIGNAL - 1) & 1)
 
 
-def _show_stacks(members: Sequence[Member], send: Send) -> dict[int, tuple[tuple[Frame, ...], ...]]:
+def _show_stacks(members: Sequence[LocalWorker], send: Send) -> dict[int, tuple[tuple[Frame, ...], ...]]:
     before = {one.rank: os.fstat(one.stacks).st_size for one in members}
     for one in members:
         send(one.pid, SIGNAL)
@@ -161,7 +169,7 @@ def _show_stacks(members: Sequence[Member], send: Send) -> dict[int, tuple[tuple
     }
 
 
-def _pending_collectives(members: Sequence[Member]) -> dict[int, tuple[Collective, ...]]:
+def _pending_collectives(members: Sequence[LocalWorker]) -> dict[int, tuple[Collective, ...]]:
     questions = [(one, one.status_page.ask()) for one in members]
     found: dict[int, tuple[Collective, ...]] = {}
     deadline = time.monotonic() + ANSWER_S

@@ -5,19 +5,19 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from paceline.launch.health.diagnosis import HangWatch
-from paceline.launch.health.watch import Findings, Readings, Watch
+from paceline.launch.health.watch import Findings, GroupWatch, Readings
 from paceline.launch.membership import Membership
 from paceline.launch.nodes.inventory import Nodes
-from paceline.launch.workers.roster import Entry, Roster
+from paceline.launch.workers.roster import Roster, RosterEntry
 from paceline.observe.events import Straggling
 from paceline.observe.straggler import CaughtUp, Straggler
-from paceline.observe.verdict import Evidence
+from paceline.observe.verdict import WorkerEvidence
 
 
 class HealthMonitor:
     """Brings what the machines know of their workers before the watch that judges it."""
 
-    def __init__(self, watch: Watch, nodes: Nodes, roster: Roster, membership: Membership) -> None:
+    def __init__(self, watch: GroupWatch, nodes: Nodes, roster: Roster, membership: Membership) -> None:
         self._watch, self._nodes = watch, nodes
         self._roster, self._membership = roster, membership
 
@@ -48,18 +48,18 @@ class HealthMonitor:
             times, waits_for = change.times, change.waits_for
         return Straggling(rank=change.rank, host=host, times=times, waits_for=waits_for)
 
-    def place(self, entry: Entry) -> str:
+    def place(self, entry: RosterEntry) -> str:
         """Return where in its code a worker is, in words; nothing where that cannot be seen at once."""
         found = self._nodes[entry.node].pool.look({entry.number: entry.rank}, "", HangWatch())
         return f"at {found[0].place}" if found and found[0].place is not None else ""
 
-    def _readings(self, entries: Iterable[Entry]) -> Readings:
+    def _readings(self, entries: Iterable[RosterEntry]) -> Readings:
         found = {one.rank: self._nodes[one.node].pool.reading(one.number) for one in entries}
         return {rank: reading for rank, reading in found.items() if reading is not None}
 
-    def _evidence(self, watch: HangWatch) -> tuple[Evidence, ...] | None:
+    def _evidence(self, watch: HangWatch) -> tuple[WorkerEvidence, ...] | None:
         """Ask all machines at once; the far ones answer later."""
-        found: list[tuple[Evidence, ...] | None] = []
+        found: list[tuple[WorkerEvidence, ...] | None] = []
         for node in reversed(list(self._nodes)):
             ranks = {one.number: one.rank for one in self._roster.on(node.index) if one.rank >= 0}
             if None in found and node is self._nodes.own:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from paceline.launch.health.diagnosis import HangWatch
 from paceline.observe.straggler import CaughtUp, Straggler, StragglerWatch, shares
-from paceline.observe.verdict import Evidence, Verdict, judge
+from paceline.observe.verdict import Verdict, WorkerEvidence, judge
 from paceline.world.status_page import Reading
 
 EVERY_S = 1.0
@@ -16,7 +16,7 @@ AGAIN = 0.5
 """What ends a run must be seen a second time, so much of the time-out later; nothing may have moved meanwhile."""
 Readings = Mapping[int, Reading]
 """What workers are at, by rank."""
-Look = Callable[[HangWatch], tuple[Evidence, ...] | None]
+Look = Callable[[HangWatch], tuple[WorkerEvidence, ...] | None]
 """Collects from all workers what they are doing; None while some have yet to answer."""
 
 
@@ -31,7 +31,7 @@ class Findings:
     """How the shards would better be dealt."""
 
 
-class Watch:
+class GroupWatch:
     """What the status pages of a group show, over time."""
 
     def __init__(self, hang_timeout_s: float) -> None:

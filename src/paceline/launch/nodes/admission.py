@@ -11,7 +11,7 @@ import selectors
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from paceline.launch.nodes.reachability import ATTEMPT_S, Attempt, Target
+from paceline.launch.nodes.reachability import ATTEMPT_S, ConnectionAttempts, Target
 from paceline.launch.nodes.remote_worker_pool import RemoteWorkerPool
 from paceline.transport.control import Message
 from paceline.transport.router import Peer
@@ -69,7 +69,7 @@ class _Trial:
 
     number: int
     machines: list[FollowingMachine]
-    own: Attempt
+    own: ConnectionAttempts
     """This machine's attempt to reach them."""
     awaited: set[int]
     deadline: float
@@ -190,7 +190,7 @@ class Admission:
         self._trial = _Trial(
             number=self._trials,
             machines=machines,
-            own=Attempt(targets, self._selector),
+            own=ConnectionAttempts(targets, self._selector),
             awaited={one.index for one in (*machines, *present)},
             deadline=now + ANSWER_S,
         )

@@ -25,7 +25,7 @@ from paceline.launch.health.diagnosis import HangWatch, process_state
 from paceline.launch.nodes import travel
 from paceline.launch.nodes.hello import Hello, spec_of
 from paceline.launch.nodes.leading import gone, unmet
-from paceline.launch.nodes.reachability import Attempt, ReachablePort, Target, exchange_address
+from paceline.launch.nodes.reachability import ConnectionAttempts, ReachablePort, Target, exchange_address
 from paceline.launch.nodes.rendezvous import Machine
 from paceline.launch.shutdown import Shutdown
 from paceline.launch.workers.pool import LocalWorkerPool
@@ -77,7 +77,7 @@ class Follower:
         self._refused = 0
         """How often in a row the leader did not know the secret."""
         self._told = ""
-        self._attempts: dict[int, Attempt] = {}
+        self._attempts: dict[int, ConnectionAttempts] = {}
         """Attempts to reach other machines, by the number of the trial that they are for."""
         self._running: dict[int, int | None] = {}
         """The workers that run here, by number, with their process ids."""
@@ -224,7 +224,7 @@ class Follower:
                 self._told = f"the run there has its {nodes} machines"
                 self._note(f"the run has its {nodes} machines; this one waits for one of them to leave.")
             case {"do": "reach", "trial": int(trial), "targets": list(targets)}:
-                self._attempts[trial] = Attempt([_target(one) for one in targets], self._selector)
+                self._attempts[trial] = ConnectionAttempts([_target(one) for one in targets], self._selector)
             case {"do": "end", "failure": str() | None as failure, "input": bool(is_input)}:
                 self._end(failure, is_input=is_input)
             case {"do": "leave", "reason": str(reason)}:

@@ -9,7 +9,7 @@ from typing import Protocol
 
 from paceline.launch.health.diagnosis import HangWatch
 from paceline.launch.job import Job
-from paceline.observe.verdict import Evidence
+from paceline.observe.verdict import WorkerEvidence
 from paceline.world.status_page import Reading
 
 LEADER = 0
@@ -36,7 +36,9 @@ class WorkerPool(Protocol):
     def reading(self, number: int) -> Reading | None:
         """Return what a running worker is at; None for one that is not there."""
 
-    def look(self, ranks: Mapping[int, int], host: str, watch: HangWatch) -> tuple[Evidence, ...] | None:
+    def look(
+        self, ranks: Mapping[int, int], host: str, watch: HangWatch
+    ) -> tuple[WorkerEvidence, ...] | None:
         """Have workers, given with their ranks, show what they are at; None while they have yet to answer."""
 
     def write_log(self, number: int, text: str) -> None:

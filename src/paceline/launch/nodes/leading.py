@@ -9,7 +9,7 @@ import time
 from typing import Protocol
 
 from paceline.launch.base import LaunchPlan, Outcome
-from paceline.launch.failures import Failure
+from paceline.launch.failures import WorkerFailure
 from paceline.launch.nodes.admission import Admission, FollowingMachine, Verdict
 from paceline.launch.nodes.hello import Hello, differences, spec_of
 from paceline.launch.nodes.reachability import ReachablePort, Target, exchange_address
@@ -28,7 +28,7 @@ REFUSED_S = 60.0
 _ALL = ("0.0.0.0", "::")  # noqa: S104  (compared with, not bound)
 
 
-class Observer(Listener, Protocol):
+class MachineObserver(Listener, Protocol):
     """Who is told about machines, and about their workers."""
 
     def arrived(self, machine: FollowingMachine, pool: RemoteWorkerPool) -> None:
@@ -40,7 +40,7 @@ class Observer(Listener, Protocol):
     def remark(self, text: str) -> None:
         """Something that the user should know."""
 
-    def unmet(self, failure: Failure) -> None:
+    def unmet(self, failure: WorkerFailure) -> None:
         """The first meeting came to nothing."""
 
 
@@ -48,7 +48,11 @@ class Leading:
     """The rendezvous, and the machines that came to it."""
 
     def __init__(
-        self, plan: LaunchPlan, selector: selectors.BaseSelector, observer: Observer, audience: Audience
+        self,
+        plan: LaunchPlan,
+        selector: selectors.BaseSelector,
+        observer: MachineObserver,
+        audience: Audience,
     ) -> None:
         if plan.rendezvous is None or plan.secret is None:
             raise RuntimeError("whoever leads needs a rendezvous and a secret")
@@ -297,6 +301,6 @@ def _farewell(outcome: Outcome) -> Message:
     return {"failure": words, "input": failure.kind == "input"}
 
 
-def unmet(reason: str) -> Failure:
+def unmet(reason: str) -> WorkerFailure:
     """Return the error that the machines did not come together: nothing has run, and the command line is to be corrected."""
-    return Failure(rank=0, host=env.host(), kind="input", message=reason)
+    return WorkerFailure(rank=0, host=env.host(), kind="input", message=reason)

@@ -49,7 +49,7 @@ class ReachablePort:
         self._acceptor.close()
 
 
-class Attempt:
+class ConnectionAttempts:
     """Connections that are being opened to several machines at once."""
 
     def __init__(self, targets: Sequence[Target], selector: selectors.BaseSelector) -> None:

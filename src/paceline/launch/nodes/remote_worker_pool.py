@@ -17,7 +17,7 @@ from paceline.launch.nodes import travel
 from paceline.launch.nodes.travel import MalformedError
 from paceline.launch.workers.pool import Audience, Listener
 from paceline.observe.events import from_json
-from paceline.observe.verdict import Evidence
+from paceline.observe.verdict import WorkerEvidence
 from paceline.transport.control import Message
 from paceline.world.status_page import Reading
 
@@ -38,7 +38,7 @@ class RemoteWorkerPool:
         self._readings: dict[int, tuple[dict[str, Any], str]] = {}
         """The last reading of each worker, and the state of its process."""
         self._asked: float | None = None
-        self._evidence: dict[int, Evidence] = {}
+        self._evidence: dict[int, WorkerEvidence] = {}
 
     # Orders.
 
@@ -92,7 +92,9 @@ class RemoteWorkerPool:
         known = self._readings.get(number)
         return None if known is None else travel.unpack_reading(known[0], time.monotonic())
 
-    def look(self, ranks: Mapping[int, int], host: str, watch: HangWatch) -> tuple[Evidence, ...] | None:
+    def look(
+        self, ranks: Mapping[int, int], host: str, watch: HangWatch
+    ) -> tuple[WorkerEvidence, ...] | None:
         """Have workers, given with their ranks, show what they are at; None while they have yet to answer."""
         now = time.monotonic()
         if self._asked is None or now - self._asked > 2 * ANSWER_S:
@@ -109,12 +111,12 @@ class RemoteWorkerPool:
                 found.append(replace(seen, rank=rank, host=host, limit_s=watch.limit_s(seen.reading)))
         return tuple(found)
 
-    def _from_afar(self, number: int, now: float) -> Evidence | None:
+    def _from_afar(self, number: int, now: float) -> WorkerEvidence | None:
         if number not in self._readings:
             return None
         packed, state = self._readings[number]
         reading = travel.unpack_reading(packed, now)
-        return Evidence(
+        return WorkerEvidence(
             rank=-1, host="", reading=reading, silent_s=reading.silence_s(now), limit_s=0.0, state=state
         )
 
@@ -168,7 +170,7 @@ def _reading(one: Any) -> tuple[int, tuple[dict[str, Any], str]]:
     raise MalformedError("a reading is none")
 
 
-def _evidence(one: Any) -> tuple[int, Evidence]:
+def _evidence(one: Any) -> tuple[int, WorkerEvidence]:
     match one:
         case [int(number), dict(packed)]:
             return number, travel.unpack_evidence(packed)

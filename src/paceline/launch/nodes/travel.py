@@ -14,10 +14,10 @@ from dataclasses import asdict, replace
 from typing import Any, ParamSpec, TypeVar
 
 from paceline.errors import PacelineError
-from paceline.launch.failures import Failure
-from paceline.observe.verdict import Collective, Evidence, Frame
+from paceline.launch.failures import WorkerFailure
+from paceline.observe.verdict import Collective, Frame, WorkerEvidence
 from paceline.recovery.membership import Standing
-from paceline.world.status_page import Kind, Phase, Reading
+from paceline.world.status_page import OperationKind, Phase, Reading
 
 LARGEST_RESULT = 1 << 20
 """What a worker returned travels only where it is small and plain: whoever wants more reads it from a file."""
@@ -60,11 +60,11 @@ def unpack_reading(packed: dict[str, Any], now: float) -> Reading:
     """Read it back as of now, however long ago it was sent: nobody is silent only because the network is."""
     ages = {name: now - packed[name] for name in ("since", "touched")}
     return _checked(
-        Reading(**packed | ages | {"phase": Phase(packed["phase"]), "kind": Kind(packed["kind"])})
+        Reading(**packed | ages | {"phase": Phase(packed["phase"]), "kind": OperationKind(packed["kind"])})
     )
 
 
-def pack_evidence(evidence: Evidence) -> dict[str, Any]:
+def pack_evidence(evidence: WorkerEvidence) -> dict[str, Any]:
     """Write down what was seen of a worker."""
     seen = asdict(replace(evidence, threads=(), pending=()))
     seen["reading"] = pack_reading(evidence.reading, 0.0)
@@ -74,17 +74,17 @@ def pack_evidence(evidence: Evidence) -> dict[str, Any]:
 
 
 @_reads
-def unpack_evidence(packed: dict[str, Any]) -> Evidence:
+def unpack_evidence(packed: dict[str, Any]) -> WorkerEvidence:
     """Read it back."""
     threads = tuple(tuple(made(Frame, frame) for frame in thread) for thread in packed["threads"])
     pending = tuple(made(Collective, one) for one in packed["pending"])
     reading = unpack_reading(packed["reading"], 0.0)
-    return _checked(Evidence(**packed | {"reading": reading, "threads": threads, "pending": pending}))
+    return _checked(WorkerEvidence(**packed | {"reading": reading, "threads": threads, "pending": pending}))
 
 
 def pack_said(kind: str, value: Any) -> Any:
     """Write down what a worker said."""
-    if isinstance(value, Failure):
+    if isinstance(value, WorkerFailure):
         return asdict(value)
     if kind != "result":
         return value
@@ -105,7 +105,7 @@ def unpack_said(kind: str, value: Any) -> Any:
         return value
     if isinstance(value, dict) and isinstance(value.get("shards"), list):
         value = value | {"shards": tuple(value["shards"])}  # JSON has no tuples
-    failure = made(Failure, value)
+    failure = made(WorkerFailure, value)
     if failure.kind not in _FAILURES:
         raise MalformedError(f"a worker failed by {failure.kind!r}")
     return failure

@@ -10,7 +10,7 @@ from pathlib import Path
 from paceline.errors import InputError
 from paceline.launch.submit import beginning
 from paceline.launch.submit.durations import for_slurm
-from paceline.launch.submit.request import Request
+from paceline.launch.submit.request import SubmitRequest
 
 SECRET = "secret"  # noqa: S105  (a file's name)
 LOGS = "logs"
@@ -55,7 +55,7 @@ exit "$status"
 """
 
 
-def batch_script(request: Request, *, python: str, folder: Path, extra: tuple[str, ...] = ()) -> str:
+def batch_script(request: SubmitRequest, *, python: str, folder: Path, extra: tuple[str, ...] = ()) -> str:
     """Return the script; `folder` is where the command of the training runs, `extra` are more options of sbatch."""
     if not request.options.elastic:
         raise InputError(
@@ -91,7 +91,7 @@ def _quoted(option: str) -> str:
     return f'{name}{equals}"{escaped}"'
 
 
-def _options(request: Request) -> list[str]:
+def _options(request: SubmitRequest) -> list[str]:
     submit, (fewest, most) = request.submit, request.nodes
     notice = math.ceil(request.options.grace) + NOTICE_S
     if submit.seconds is not None and submit.seconds <= notice:

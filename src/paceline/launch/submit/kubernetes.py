@@ -13,7 +13,7 @@ from paceline.errors import InputError
 from paceline.launch.nodes.rendezvous import DEFAULT_PORT
 from paceline.launch.submit import beginning
 from paceline.launch.submit.options import IN_KUBERNETES
-from paceline.launch.submit.request import Request, label
+from paceline.launch.submit.request import SubmitRequest, label
 from paceline.launch.submit.yaml_text import write
 from paceline.training.options import RunOptions
 from paceline.world.env import SECRET
@@ -48,7 +48,7 @@ fi
 """
 
 
-def text(request: Request) -> str:
+def text(request: SubmitRequest) -> str:
     """Return all manifests as one file of YAML, with what to do with it in front."""
     name, several = _name(request), request.nodes[1] > 1
     space = f" --namespace {request.submit.namespace}" if request.submit.namespace else ""
@@ -65,7 +65,7 @@ def text(request: Request) -> str:
     return "\n".join(head) + "\n" + "---\n".join(write(one) for one in manifests(request))
 
 
-def manifests(request: Request) -> list[Manifest]:
+def manifests(request: SubmitRequest) -> list[Manifest]:
     """Return what is to be applied, in its order."""
     name = _name(request)
     if not request.options.elastic and request.nodes[1] > 1:
@@ -80,7 +80,7 @@ def manifests(request: Request) -> list[Manifest]:
             return _train_job(request, name)
 
 
-def _job_set(request: Request, name: str) -> Manifest:
+def _job_set(request: SubmitRequest, name: str) -> Manifest:
     job = _job(request, _in_set(name), subdomain=False)
     return {
         "network": {"enableDNSHostnames": True, "publishNotReadyAddresses": True, "subdomain": name},
@@ -88,7 +88,7 @@ def _job_set(request: Request, name: str) -> Manifest:
     }
 
 
-def _train_job(request: Request, name: str) -> list[Manifest]:
+def _train_job(request: SubmitRequest, name: str) -> list[Manifest]:
     """Return a runtime of this training's own and the TrainJob that uses it, of whose name the trainer makes a JobSet."""
     job = _job(request, _in_set(name), subdomain=False)
     limit = job.pop("activeDeadlineSeconds", None)
@@ -122,7 +122,7 @@ def _train_job(request: Request, name: str) -> list[Manifest]:
     ]
 
 
-def _job(request: Request, leader: str, *, subdomain: bool = True) -> Manifest:
+def _job(request: SubmitRequest, leader: str, *, subdomain: bool = True) -> Manifest:
     """Return the spec of an Indexed Job: as many pods as machines; one that is lost comes again under its number."""
     count = request.nodes[1]
     pod = _pod(request, leader)
@@ -148,7 +148,7 @@ def _job(request: Request, leader: str, *, subdomain: bool = True) -> Manifest:
     return job
 
 
-def _pod(request: Request, leader: str) -> Manifest:
+def _pod(request: SubmitRequest, leader: str) -> Manifest:
     submit = request.submit
     amounts: Manifest = {"cpu": str(request.cores)}
     resources: Manifest = {"requests": amounts}
@@ -179,7 +179,7 @@ def _pod(request: Request, leader: str) -> Manifest:
     }
 
 
-def _script(request: Request, leader: str) -> str:
+def _script(request: SubmitRequest, leader: str) -> str:
     meeting = f"{leader}:{DEFAULT_PORT}"
     run = f"{RUNS}/{_folder(request)}"
     train = request.train(("paceline",), out=run, meeting=meeting)
@@ -191,13 +191,13 @@ def _script(request: Request, leader: str) -> str:
     return _SCRIPT.format(run=run, meet=meet, train=shlex.join(train).replace("$", "$$"))
 
 
-def _folder(request: Request) -> str:
+def _folder(request: SubmitRequest) -> str:
     """Return the name of the run folder below /runs; `big`, `runs/big` and `/runs/big` are one, `other/big` has another."""
     out = request.out
     return label(out.name, whole=out.name if str(out.parent) in (".", "runs", RUNS) else str(out))
 
 
-def _name(request: Request) -> str:
+def _name(request: SubmitRequest) -> str:
     """Return what the job, and what belongs to it, is called."""
     given = request.submit.job_name
     return f"paceline-{_folder(request)}" if given is None else label(given, whole=given)
@@ -207,7 +207,7 @@ def _from_field(name: str, path: str) -> Manifest:
     return {"name": name, "valueFrom": {"fieldRef": {"fieldPath": path}}}
 
 
-def _service(request: Request, name: str) -> Manifest:
+def _service(request: SubmitRequest, name: str) -> Manifest:
     """Return the headless service by which the pods of a Job have names."""
     spec = {
         "clusterIP": "None",
@@ -218,14 +218,14 @@ def _service(request: Request, name: str) -> Manifest:
     return _object(request, "v1", "Service", name, spec)
 
 
-def _object(request: Request, version: str, kind: str, name: str, spec: Manifest) -> Manifest:
+def _object(request: SubmitRequest, version: str, kind: str, name: str, spec: Manifest) -> Manifest:
     about: Manifest = {"name": name, "labels": _labels(request)}
     if request.submit.namespace:
         about["namespace"] = request.submit.namespace
     return {"apiVersion": version, "kind": kind, "metadata": about, "spec": spec}
 
 
-def _labels(request: Request) -> dict[str, str]:
+def _labels(request: SubmitRequest) -> dict[str, str]:
     return {"app.kubernetes.io/name": "paceline", "app.kubernetes.io/instance": _name(request)}
 
 

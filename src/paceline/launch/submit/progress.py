@@ -14,7 +14,7 @@ _TAIL = 1 << 16
 
 
 @dataclass(frozen=True, kw_only=True)
-class Progress:
+class RunProgress:
     """How far a run is."""
 
     step: int | None
@@ -25,7 +25,7 @@ class Progress:
     """run_finished or run_failed, where its last event is one of these."""
 
 
-def read_progress(folder: Path) -> Progress:
+def read_progress(folder: Path) -> RunProgress:
     """Read the end of a run's events; a folder without any has got nowhere."""
     step: int | None = None
     ended: str | None = None
@@ -43,7 +43,7 @@ def read_progress(folder: Path) -> Progress:
         ended = kind if kind in (RunFinished.kind, RunFailed.kind) else None
         if kind == StepFinished.kind and fits(event.get("step"), int):
             step = event["step"]
-    return Progress(step=step, saved=newest_step(folder), ended=ended)
+    return RunProgress(step=step, saved=newest_step(folder), ended=ended)
 
 
 def _last_lines(path: Path) -> list[bytes]:

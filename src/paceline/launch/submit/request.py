@@ -22,7 +22,7 @@ LONGEST_LABEL = 41
 
 
 @dataclass(frozen=True, kw_only=True)
-class Request:
+class SubmitRequest:
     """One training to submit."""
 
     task: str

@@ -16,7 +16,7 @@ from paceline.launch.submit import beginning, record
 from paceline.launch.submit.batch_script import LOGS, SECRET, batch_script
 from paceline.launch.submit.options import SLURM
 from paceline.launch.submit.record import JobRecord
-from paceline.launch.submit.request import Request
+from paceline.launch.submit.request import SubmitRequest
 from paceline.transport.secret import Secret
 
 SCRIPT = "job.sh"
@@ -60,14 +60,14 @@ class JobState:
         return self.state in (*OVER, FORGOTTEN)
 
 
-def script(request: Request, extra: tuple[str, ...] = ()) -> str:
+def script(request: SubmitRequest, extra: tuple[str, ...] = ()) -> str:
     """Return the batch script of a job."""
     out = request.out.absolute()
     moved = replace(request, options=replace(request.options, out=out))
     return batch_script(moved, python=sys.executable, folder=Path.cwd(), extra=_checked(extra))
 
 
-def submit(request: Request, extra: tuple[str, ...] = ()) -> JobRecord:
+def submit(request: SubmitRequest, extra: tuple[str, ...] = ()) -> JobRecord:
     """Write the script into the run folder and submit it, once; return the job."""
     text, out = script(request, extra), request.out
     _program("sbatch")

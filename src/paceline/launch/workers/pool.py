@@ -17,15 +17,15 @@ from typing import Any, Protocol
 
 from paceline.errors import PacelineError
 from paceline.launch.file_writer import FileWriter
-from paceline.launch.health.diagnosis import HangWatch, Member, look, process_state
+from paceline.launch.health.diagnosis import HangWatch, LocalWorker, look, process_state
 from paceline.launch.job import Job
 from paceline.launch.worker_output import STREAMS, WorkerOutput
 from paceline.launch.workers import fork_server as forkserver
 from paceline.launch.workers.fork_server import ForkServer
 from paceline.launch.workers.process import Process
-from paceline.observe.verdict import Evidence
+from paceline.observe.verdict import WorkerEvidence
 from paceline.world import stacks
-from paceline.world.status_page import Kind, Phase, Reading, StatusPage, StatusPageReader
+from paceline.world.status_page import OperationKind, Phase, Reading, StatusPage, StatusPageReader
 
 LEFT_BEHIND_S = 5.0
 """How long a process may take to end after SIGKILL: one that the kernel holds in a read or a write cannot, and is left behind."""
@@ -164,14 +164,14 @@ class LocalWorkerPool:
             return None
         reading = process.status_page.read()
         inside = reading.phase in (Phase.DATA, Phase.COMPUTE, Phase.COMMUNICATION, Phase.COMPILE)
-        return reading.step if reading.kind is Kind.STEP and inside else None
+        return reading.step if reading.kind is OperationKind.STEP and inside else None
 
-    def look(self, ranks: Mapping[int, int], host: str, watch: HangWatch) -> tuple[Evidence, ...]:
+    def look(self, ranks: Mapping[int, int], host: str, watch: HangWatch) -> tuple[WorkerEvidence, ...]:
         """Return what workers, given with their ranks, are doing; takes a second at most."""
         members = [self._member(number, rank, host) for number, rank in ranks.items()]
         return look([one for one in members if one is not None], self._server.signal, watch)
 
-    def _member(self, number: int, rank: int, host: str) -> Member | None:
+    def _member(self, number: int, rank: int, host: str) -> LocalWorker | None:
         process = self._processes.get(number)
         if (
             process is None
@@ -180,7 +180,7 @@ class LocalWorkerPool:
             or process.status_page is None
         ):
             return None
-        return Member(
+        return LocalWorker(
             rank=rank, host=host, pid=process.pid, status_page=process.status_page, stacks=process.stacks
         )
 

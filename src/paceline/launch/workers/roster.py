@@ -9,14 +9,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from paceline.launch.failures import Failure
+from paceline.launch.failures import WorkerFailure
 from paceline.launch.file_writer import FileWriter
 
 NAME = "workers.json"
 
 
 @dataclass
-class Entry:
+class RosterEntry:
     """One worker as its launcher knows it."""
 
     number: int
@@ -33,32 +33,32 @@ class Entry:
     running: bool = True
     result: Any = None
     returned: bool = False
-    reported: Failure | None = None
+    reported: WorkerFailure | None = None
 
 
 class Roster:
     """All workers since the launch, or since all of them were started over."""
 
     def __init__(self) -> None:
-        self._entries: dict[int, Entry] = {}
-        self._by_node: defaultdict[int, list[Entry]] = defaultdict(list)
+        self._entries: dict[int, RosterEntry] = {}
+        self._by_node: defaultdict[int, list[RosterEntry]] = defaultdict(list)
         self._numbers = 0
 
-    def __iter__(self) -> Iterator[Entry]:
+    def __iter__(self) -> Iterator[RosterEntry]:
         return iter(self._entries.values())
 
-    def __getitem__(self, number: int) -> Entry:
+    def __getitem__(self, number: int) -> RosterEntry:
         return self._entries[number]
 
     def __contains__(self, number: object) -> bool:
         return number in self._entries
 
-    def add(self, node: int, rank: int | None, slot: int | None = None) -> Entry:
+    def add(self, node: int, rank: int | None, slot: int | None = None) -> RosterEntry:
         """Enter a worker that is being started; without a slot it gets the first that is free, as of its machine's places."""
         if slot is None:
             slot = _first_free({one.slot for one in self.running()})
         local_rank = _first_free({one.local_rank for one in self.on(node)})
-        entry = Entry(self._numbers, node, -1 if rank is None else rank, slot, local_rank)
+        entry = RosterEntry(self._numbers, node, -1 if rank is None else rank, slot, local_rank)
         self._entries[entry.number] = entry
         self._by_node[node].append(entry)
         self._numbers += 1
@@ -69,11 +69,11 @@ class Roster:
         self._entries.clear()
         self._by_node.clear()
 
-    def running(self) -> list[Entry]:
+    def running(self) -> list[RosterEntry]:
         """Return those that run."""
         return [one for one in self if one.running]
 
-    def on(self, node: int) -> list[Entry]:
+    def on(self, node: int) -> list[RosterEntry]:
         """Return those that run on one machine."""
         return [one for one in self._by_node[node] if one.running]
 
@@ -91,7 +91,7 @@ class Roster:
         folder: Path,
         files: FileWriter,
         generation: int,
-        where: Callable[[Entry], tuple[int | None, str] | None],
+        where: Callable[[RosterEntry], tuple[int | None, str] | None],
     ) -> None:
         """Rewrite workers.json; `where` gives a worker's process id and host, None for one that is not in the group."""
         rows = []

@@ -17,7 +17,7 @@ from paceline.launch.job import FunctionCall
 from paceline.launch.membership import Membership
 from paceline.launch.nodes.inventory import Node, Nodes
 from paceline.launch.store import MeetingPoint
-from paceline.launch.workers.roster import Entry, Roster
+from paceline.launch.workers.roster import Roster, RosterEntry
 from paceline.training import folder as run_folder
 from paceline.transport.runtime_folder import RuntimeFolder
 from paceline.world.env import Identity
@@ -190,7 +190,7 @@ class WorkerScheduler:
         """Write down who runs where."""
         members = self._membership.members
 
-        def where(entry: Entry) -> tuple[int | None, str] | None:
+        def where(entry: RosterEntry) -> tuple[int | None, str] | None:
             node = self._nodes.get(entry.node)
             if node is None or members[entry.number].newcomer:
                 return None

@@ -25,7 +25,7 @@ from paceline.strategies.guards.refusals import refuse_hooks, refuse_references,
 from paceline.strategies.memory.blocks import find_blocks
 from paceline.strategies.memory.meta_init import RecordedInit, record_init
 from paceline.strategies.placement import spread_weights
-from paceline.strategies.sharded import Part, ShardedTensors
+from paceline.strategies.sharded import LocalPart, ShardedTensors
 from paceline.world import World
 
 
@@ -103,7 +103,7 @@ def _group(place: World) -> dist.ProcessGroup:
 def _fill(model: nn.Module, made: RecordedInit, device: torch.device, *, offload: bool) -> None:
     """Allocate the rows, with the values that a plain construction would have given them."""
     _give_memory(model, device, torch.device("cpu") if offload else device)
-    parts = {name: Part.of(parameter) for name, parameter in model.named_parameters()}
+    parts = {name: LocalPart.of(parameter) for name, parameter in model.named_parameters()}
     buffers = dict(model.named_buffers())
 
     def keep(name: str, whole: Tensor) -> None:

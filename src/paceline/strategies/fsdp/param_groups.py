@@ -92,7 +92,7 @@ class ParamGroup:
         self._uses = 0
         self.reduced = False
         """Whether its gradients left in this pass."""
-        self.missing: list[fsdp.Member] = []
+        self.missing: list[fsdp.GroupedParam] = []
         """Parameters that the last pass gave no gradient for."""
         self._gather = _Gather(self, listener)
         module.set_custom_all_gather(self._gather)
@@ -237,7 +237,7 @@ class ParamGroup:
         sizes = [member.sharded_size for member in self.trained]
         return [part[: size.numel()].view(size) for size, part in zip(sizes, parts, strict=True)]
 
-    def _nothing(self, member: fsdp.Member) -> Tensor:
+    def _nothing(self, member: fsdp.GroupedParam) -> Tensor:
         # Minus zero is what adds nothing to anything, a minus zero included.
         gathered = member.gathered
         dtype = self.type if gathered is None else gathered.dtype
@@ -366,7 +366,7 @@ class _Reduce(fsdp.ReduceScatter):
         return None
 
 
-def whole_tensors(messages: Sequence[Tensor], members: Sequence[fsdp.Member]) -> list[Tensor]:
+def whole_tensors(messages: Sequence[Tensor], members: Sequence[fsdp.GroupedParam]) -> list[Tensor]:
     """Put whole tensors together from the rows of all workers, one message from each.
 
     Each in memory of its own: numbers that lie apart (one row for each worker) have a norm with another last bit.

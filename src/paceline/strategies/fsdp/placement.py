@@ -13,7 +13,7 @@ from paceline.state.redistribution import own_bounds
 from paceline.strategies.base import Leaves, StrategyInputs
 from paceline.strategies.fsdp.model import make_sharded, unwrap_model
 from paceline.strategies.fsdp.own_use import OwnUse
-from paceline.strategies.fsdp.reduction import Reduction
+from paceline.strategies.fsdp.reduction import FsdpReduction
 from paceline.strategies.guards.partial_update import check_half
 from paceline.strategies.guards.refusals import refuse_hooks
 from paceline.strategies.guards.trained import check_equal, check_held
@@ -27,7 +27,7 @@ class RowsPlacement(Placement):
     """Some rows of every parameter."""
 
     def __init__(
-        self, inputs: StrategyInputs, data: World, place: World, reduction: Reduction, *, exact: bool
+        self, inputs: StrategyInputs, data: World, place: World, reduction: FsdpReduction, *, exact: bool
     ) -> None:
         """`data` is everybody that data is dealt to, `place` those who share the model."""
         self._data, self._exact, self._reduction = data, exact, reduction

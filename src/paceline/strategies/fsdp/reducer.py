@@ -30,7 +30,7 @@ from paceline.strategies.base import (
 )
 from paceline.strategies.fsdp.placement import RowsPlacement
 from paceline.strategies.fsdp.reach import check_gathered, check_measured, named_reach
-from paceline.strategies.fsdp.reduction import Reduction
+from paceline.strategies.fsdp.reduction import FsdpReduction
 from paceline.strategies.fsdp.rounds import KnownRounds
 from paceline.strategies.reducer import Reducer, agree_on_terms
 from paceline.strategies.schedule import Passes, Schedule
@@ -51,7 +51,7 @@ class FsdpReducer(Reducer):
         data: World,
         place: World,
         placement: RowsPlacement,
-        reduction: Reduction,
+        reduction: FsdpReduction,
     ) -> None:
         super().__init__(data)
         self._place = place
@@ -231,7 +231,7 @@ class FsdpReducer(Reducer):
 class GatheringSchedule(Schedule):
     """The same order of passes, in rounds that all workers go through together."""
 
-    def __init__(self, reduction: Reduction, rounds: KnownRounds) -> None:
+    def __init__(self, reduction: FsdpReduction, rounds: KnownRounds) -> None:
         self._reduction, self._rounds = reduction, rounds
         self.open_batch = reduction.open_root
 

@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from paceline.compat import process_groups
-from paceline.compat.fsdp import Member
+from paceline.compat.fsdp import GroupedParam
 from paceline.reduce.combination import Combination
 from paceline.reduce.gather import Wait, open_gather
 from paceline.reduce.norms import norms, placed_norms, total_norm
@@ -32,7 +32,7 @@ Value = TypeVar("Value")
 _COMMUNICATION = Phase.COMMUNICATION
 
 
-class Reduction:
+class FsdpReduction:
     """The messages of a sharded model's passes."""
 
     def __init__(
@@ -44,7 +44,7 @@ class Reduction:
         self.gather = open_gather(place, transport)
         self.scatter = open_scatter(data, copies, shards, transport)
         self.param_groups: list[ParamGroup] = []
-        self.trained: list[Member] = []
+        self.trained: list[GroupedParam] = []
         """The parameters that train, in the model's order."""
         self.blocks: list[str] = []
         """The names of the blocks that are gathered for their own forward pass only."""
@@ -273,7 +273,7 @@ class Reduction:
             one: member for one, member in zip(inside, param_group.trained, strict=True) if one in rows
         }
         owners = deal([member.padded_count for member in members.values()], size)
-        owned: list[dict[int, Member]] = [{} for _ in range(size)]
+        owned: list[dict[int, GroupedParam]] = [{} for _ in range(size)]
         for owner, (one, member) in zip(owners, members.items(), strict=True):
             owned[(owner + param_group.index) % size][one] = member
         leaving = []

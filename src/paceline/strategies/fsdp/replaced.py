@@ -9,17 +9,17 @@ from __future__ import annotations
 
 from typing import NoReturn
 
-from paceline.compat.fsdp import Member
+from paceline.compat.fsdp import GroupedParam
 from paceline.compat.modules import parameters_of
 from paceline.compat.tensors import local_part, storage_key
 from paceline.errors import InputError
-from paceline.strategies.sharded import Part
+from paceline.strategies.sharded import LocalPart
 
 
 class Slot:
     """The places of one parameter in its modules; torch writes to them when it gathers and when it frees."""
 
-    def __init__(self, member: Member, part: Part) -> None:
+    def __init__(self, member: GroupedParam, part: LocalPart) -> None:
         """`part` is the rows of it that the optimizer updates."""
         self._member, self._part = member, part
         self._places = member.places()

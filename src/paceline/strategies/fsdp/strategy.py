@@ -9,7 +9,7 @@ from paceline.strategies.base import Exactness, StrategyInputs
 from paceline.strategies.data_parallel.strategy import Ddp
 from paceline.strategies.fsdp.placement import RowsPlacement
 from paceline.strategies.fsdp.reducer import FsdpReducer, GatheringSchedule, is_exact
-from paceline.strategies.fsdp.reduction import Reduction
+from paceline.strategies.fsdp.reduction import FsdpReduction
 from paceline.strategies.memory.whole_draws import draw_whole
 from paceline.strategies.replica import Replica
 from paceline.strategies.tuning import Tuning
@@ -47,7 +47,7 @@ def shard(inputs: StrategyInputs, world: World) -> tuple[RowsPlacement, FsdpRedu
     """Cut a model up among the workers of a world, and make what computes with it."""
     data, place, copies = world.submesh("ddp", "fsdp"), world.submesh("fsdp"), world.submesh("ddp")
     exact = is_exact(inputs)
-    reduction = Reduction(data, place, copies, inputs.shards, exact=exact, transport=inputs.transport)
+    reduction = FsdpReduction(data, place, copies, inputs.shards, exact=exact, transport=inputs.transport)
     placement = RowsPlacement(inputs, data, place, reduction, exact=exact)
     reducer = FsdpReducer(inputs, data, place, placement, reduction)
     return placement, reducer, GatheringSchedule(reduction, reducer.rounds)

@@ -16,7 +16,7 @@ from paceline import remote
 from paceline.reduce.tree import Subtree
 from paceline.state.optimizer_state import Options
 from paceline.strategies.server_calls import Service
-from paceline.strategies.sharded import Part
+from paceline.strategies.sharded import LocalPart
 from paceline.world.interruption import InterruptedWaitError, Interruption
 
 Sent = list[tuple[Subtree, list[tuple[Tensor, Tensor] | None]]]
@@ -43,7 +43,7 @@ class EmbeddingService(Service):
 
     current: ClassVar[EmbeddingService | None] = None
 
-    def __init__(self, parts: Sequence[Part], trainers: int, interruption: Interruption) -> None:
+    def __init__(self, parts: Sequence[LocalPart], trainers: int, interruption: Interruption) -> None:
         super().__init__(interruption)
         self._parts, self._trainers = parts, trainers
         self._turn = 0

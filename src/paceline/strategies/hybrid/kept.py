@@ -13,7 +13,7 @@ from paceline.errors import InputError
 from paceline.state.chunks import OPTIMIZER, Catalogue, ChunkBounds, LocalState, Read, TensorMeta
 from paceline.state.redistribution import own_bounds
 from paceline.strategies.placement import Placement
-from paceline.strategies.sharded import Part, ShardedTensors
+from paceline.strategies.sharded import LocalPart, ShardedTensors
 
 
 def bounds(rows: int, servers: int) -> list[int]:
@@ -21,18 +21,18 @@ def bounds(rows: int, servers: int) -> list[int]:
     return [server * rows // servers for server in range(servers + 1)]
 
 
-def part_of(weight: Tensor, start: int, stop: int, device: torch.device) -> Part:
+def part_of(weight: Tensor, start: int, stop: int, device: torch.device) -> LocalPart:
     """Return some rows of a table, in memory of their own."""
     shape = tuple(weight.shape)
     bounds = ChunkBounds((start, *(0 for _ in shape[1:])), (stop - start, *shape[1:]))
     values = nn.Parameter(bounds.of(weight.detach()).clone(memory_format=torch.contiguous_format).to(device))
-    return Part(values, bounds, TensorMeta(shape, weight.dtype))
+    return LocalPart(values, bounds, TensorMeta(shape, weight.dtype))
 
 
 class KeptState(ShardedTensors):
     """A part of model and optimizer, by name; of the rest the optimizer knows the names only."""
 
-    def __init__(self, model: nn.Module, names: Collection[str], cut: Mapping[str, Part]) -> None:
+    def __init__(self, model: nn.Module, names: Collection[str], cut: Mapping[str, LocalPart]) -> None:
         """Keep the state of the parameters in `names` whole, and the parts in `cut`; buffers go with the former."""
         super().__init__(model)
         self._standing = {
@@ -109,7 +109,7 @@ class KeptPlacement(Placement):
         self.kept.load_local_state(self.optimizer, catalogue, read, extra_state[OPTIMIZER])
 
 
-def check_slots(optimizer: Optimizer, parts: Sequence[Part]) -> None:
+def check_slots(optimizer: Optimizer, parts: Sequence[LocalPart]) -> None:
     """Refuse an optimizer that keeps more for a table than rows and numbers."""
     for part in parts:
         for slot, value in optimizer.state.get(part.values, {}).items():
@@ -135,7 +135,7 @@ def checked(optimizer: Optimizer) -> Optimizer:
     return optimizer
 
 
-def _cut(value: Tensor, part: Part) -> Tensor:
+def _cut(value: Tensor, part: LocalPart) -> Tensor:
     if tuple(value.shape) != part.meta.shape:
         return value
     return part.bounds.of(value).clone().to(part.values.device)  # made with the model, before it had a device

@@ -21,7 +21,7 @@ from paceline.strategies.hybrid.tables import send_away
 from paceline.strategies.memory.offload import without_memory
 from paceline.strategies.replica import Replica
 from paceline.strategies.result import StepResult
-from paceline.strategies.sharded import Part
+from paceline.strategies.sharded import LocalPart
 from paceline.strategies.step_state import StepState
 from paceline.world import World
 from paceline.world.fault_points import OPTIMIZER as OPTIMIZER_POINT
@@ -37,7 +37,7 @@ class TablesPlacement(KeptPlacement):
     def __init__(self, inputs: StrategyInputs, world: World) -> None:
         self.model, self.world = inputs.model, world
         self.service: EmbeddingService
-        self.parts: list[Part] = []
+        self.parts: list[LocalPart] = []
         """This server's rows of each table."""
         self._remains: LocalState | None = None
         """What this server held when its group broke."""

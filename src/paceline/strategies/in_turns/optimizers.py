@@ -134,7 +134,7 @@ class _States(MutableMapping[Any, Any]):
         return sum(len(one.state) for one in self._optimizers.values())
 
 
-class Part:
+class TurnPart:
     """What of a model the optimizer of a turn holds."""
 
     def __init__(self, model: HasParameters, optimizers: Optimizers, turn: str) -> None:

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from paceline.errors import InputError, UnknownNameError
 from paceline.strategies.buffers.buffers import Buffers
-from paceline.strategies.in_turns.optimizers import Optimizers, Part
+from paceline.strategies.in_turns.optimizers import Optimizers, TurnPart
 from paceline.strategies.placement import Placement
 from paceline.strategies.reducer import Reducer
 from paceline.strategies.step_state import StepState
@@ -26,14 +26,14 @@ class _Replica(Protocol):
     step_state: StepState
     buffers: Buffers
 
-    def make_step_state(self, mine: Part | None = None) -> StepState: ...
+    def make_step_state(self, mine: TurnPart | None = None) -> StepState: ...
 
     def make_buffers(self) -> None: ...
 
     def take_hold(self) -> None: ...
 
 
-class Turns:
+class ReplicaTurns:
     """Whose turn it is in one replica."""
 
     def __init__(self, replica: _Replica, optimizer: Optimizers) -> None:
@@ -68,7 +68,9 @@ class Turns:
         replica = self._replica
         known = self._known.pop(turn, None)
         if known is None:
-            replica.step_state = replica.make_step_state(Part(replica.placement.part, self._optimizer, turn))
+            replica.step_state = replica.make_step_state(
+                TurnPart(replica.placement.part, self._optimizer, turn)
+            )
             replica.make_buffers()
         else:
             replica.step_state, replica.buffers = known

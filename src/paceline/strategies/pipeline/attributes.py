@@ -15,7 +15,7 @@ from torch import Tensor
 
 from paceline.errors import InputError
 from paceline.strategies.pipeline.model_copy import Attributes
-from paceline.strategies.pipeline.share import Body
+from paceline.strategies.pipeline.share import StageBody
 
 
 class Elsewhere:
@@ -61,7 +61,7 @@ for _one in (*_ARITHMETIC, *(f"r{name}" for name in _ARITHMETIC), *_CONVERSIONS,
 class StageAttributes:
     """Follows the attributes through one stage: the loss up to its call, the pass, and the loss after it."""
 
-    def __init__(self, body: Body, others: Collection[Body]) -> None:
+    def __init__(self, body: StageBody, others: Collection[StageBody]) -> None:
         """`others` are all that run stages on this worker."""
         self._body, self._others = body, others
         running = {id(module) for module in body.modules()}

@@ -31,7 +31,7 @@ _WHOLE = (*_ATOMS, Tensor, type, types.FunctionType, types.ModuleType, nn.Module
 
 
 @dataclass
-class Watch:
+class InputComparison:
     """Which passes of a stage compare tensors of a GPU by value."""
 
     passes: int = 0
@@ -46,7 +46,7 @@ class Watch:
 class _Watched:
     """Tensors in the memory of the model's arguments, as they were at one moment."""
 
-    def __init__(self, held: Sequence[Tensor], watch: Watch | None) -> None:
+    def __init__(self, held: Sequence[Tensor], watch: InputComparison | None) -> None:
         """`watch` has values compared, too."""
         self._held, self._watch = held, watch
         self._forms = [_form(one) for one in held]
@@ -93,7 +93,7 @@ class _Watched:
 class Inputs(_Watched):
     """The arguments of one call of the model, as they were when it began."""
 
-    def __init__(self, call: Any, watch: Watch | None = None, *, objects: bool = False) -> None:
+    def __init__(self, call: Any, watch: InputComparison | None = None, *, objects: bool = False) -> None:
         """`watch` has values compared, too; `objects` has objects looked into that torch's trees take for leaves."""
         self._call, self._objects = call, objects
         self._leaves, self._specs = _flattened(call, objects)
@@ -134,7 +134,7 @@ class Received(_Watched):
     """What came from the stage before, as far as it lies in the memory of the model's own arguments."""
 
     def __init__(
-        self, tensors: Sequence[Tensor], of_inputs: Sequence[bool], watch: Watch | None = None
+        self, tensors: Sequence[Tensor], of_inputs: Sequence[bool], watch: InputComparison | None = None
     ) -> None:
         super().__init__([one for one, is_input in zip(tensors, of_inputs, strict=True) if is_input], watch)
 

@@ -20,7 +20,7 @@ SEVERAL = ("interleaved", "zero-bubble")
 """Schedules for workers that hold several stages."""
 
 
-class Kind(StrEnum):
+class ActionKind(StrEnum):
     """What a worker does next."""
 
     FORWARD = "forward"
@@ -37,17 +37,17 @@ class Kind(StrEnum):
 class Action:
     """One thing done for one micro-batch at one stage."""
 
-    kind: Kind
+    kind: ActionKind
     stage: int
     micro: int
 
 
 Program = tuple[Action, ...]
 _TORCH = {
-    "FORWARD": Kind.FORWARD,
-    "FULL_BACKWARD": Kind.BACKWARD,
-    "BACKWARD_INPUT": Kind.BACKWARD_INPUT,
-    "BACKWARD_WEIGHT": Kind.BACKWARD_WEIGHT,
+    "FORWARD": ActionKind.FORWARD,
+    "FULL_BACKWARD": ActionKind.BACKWARD,
+    "BACKWARD_INPUT": ActionKind.BACKWARD_INPUT,
+    "BACKWARD_WEIGHT": ActionKind.BACKWARD_WEIGHT,
 }
 
 
@@ -84,21 +84,23 @@ def _computed(schedule: str, workers: int, stages: int, micros: int) -> list[lis
 
 
 def _forward(held: range, micros: int) -> list[Action]:
-    return [Action(Kind.FORWARD, stage, micro) for stage in held for micro in range(micros)]
+    return [Action(ActionKind.FORWARD, stage, micro) for stage in held for micro in range(micros)]
 
 
 def _all_then_all(held: range, micros: int) -> list[Action]:
-    backward = [Action(Kind.BACKWARD, stage, micro) for stage in reversed(held) for micro in range(micros)]
+    backward = [
+        Action(ActionKind.BACKWARD, stage, micro) for stage in reversed(held) for micro in range(micros)
+    ]
     return _forward(held, micros) + backward
 
 
 def _one_and_one(stage: int, stages: int, micros: int) -> list[Action]:
     ahead = min(micros, stages - 1 - stage)
-    order = [Action(Kind.FORWARD, stage, micro) for micro in range(ahead)]
+    order = [Action(ActionKind.FORWARD, stage, micro) for micro in range(ahead)]
     for micro in range(micros):
         if micro + ahead < micros:
-            order.append(Action(Kind.FORWARD, stage, micro + ahead))
-        order.append(Action(Kind.BACKWARD, stage, micro))
+            order.append(Action(ActionKind.FORWARD, stage, micro + ahead))
+        order.append(Action(ActionKind.BACKWARD, stage, micro))
     return order
 
 
@@ -142,16 +144,16 @@ def _with_messages(computed: list[list[Action]], workers: int, stages: int) -> t
         if not finished:
             raise RuntimeError(f"the schedule of {stages} stages on {workers} workers waits for itself")
         for worker, action in finished:
-            if action.kind is Kind.BACKWARD_WEIGHT:
+            if action.kind is ActionKind.BACKWARD_WEIGHT:
                 continue
-            forward = action.kind is Kind.FORWARD
+            forward = action.kind is ActionKind.FORWARD
             done.add((forward, action.stage, action.micro))
             other = action.stage + (1 if forward else -1)
             if 0 <= other < stages:
                 sent, taken = (
-                    (Kind.SEND_OUTPUT, Kind.RECEIVE_INPUT)
+                    (ActionKind.SEND_OUTPUT, ActionKind.RECEIVE_INPUT)
                     if forward
-                    else (Kind.SEND_GRADIENT, Kind.RECEIVE_GRADIENT)
+                    else (ActionKind.SEND_GRADIENT, ActionKind.RECEIVE_GRADIENT)
                 )
                 programs[worker].append(Action(sent, action.stage, action.micro))
                 programs[other % workers].append(Action(taken, other, action.micro))
@@ -161,8 +163,8 @@ def _with_messages(computed: list[list[Action]], workers: int, stages: int) -> t
 def _ready(action: Action, done: set[tuple[bool, int, int]], stages: int) -> bool:
     """Return whether all that a computation needs has been computed."""
     stage, micro = action.stage, action.micro
-    if action.kind is Kind.FORWARD:
+    if action.kind is ActionKind.FORWARD:
         return stage == 0 or (True, stage - 1, micro) in done
-    if action.kind is Kind.BACKWARD_WEIGHT:
+    if action.kind is ActionKind.BACKWARD_WEIGHT:
         return (False, stage, micro) in done
     return (True, stage, micro) in done and (stage == stages - 1 or (False, stage + 1, micro) in done)

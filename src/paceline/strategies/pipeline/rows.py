@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from paceline.state.chunks import ChunkBounds, TensorMeta
 from paceline.strategies.guards.absent import hide, show
 from paceline.strategies.memory.offload import without_memory
-from paceline.strategies.sharded import Part
+from paceline.strategies.sharded import LocalPart
 from paceline.world import World
 
 
@@ -88,7 +88,7 @@ def _chunk(parameter: Tensor, workers: int) -> int:
     return -(-rows // workers) * (parameter.numel() // rows if rows else 0)
 
 
-def _part(parameter: nn.Parameter, place: World) -> Part:
+def _part(parameter: nn.Parameter, place: World) -> LocalPart:
     rows = _rows(parameter)
     most = -(-rows // place.size)
     start = min(place.rank * most, rows)
@@ -100,7 +100,7 @@ def _part(parameter: nn.Parameter, place: World) -> Part:
         # A single number cannot be cut: everybody keeps it.
         bounds, values = ChunkBounds((), ()), parameter.detach().clone()
     made = nn.Parameter(values, requires_grad=parameter.requires_grad)
-    return Part(made, bounds, TensorMeta(tuple(parameter.shape), parameter.dtype))
+    return LocalPart(made, bounds, TensorMeta(tuple(parameter.shape), parameter.dtype))
 
 
 def _fill(parameter: nn.Parameter, strides: tuple[int, ...], chunks: list[Tensor]) -> None:

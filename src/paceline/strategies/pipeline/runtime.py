@@ -10,7 +10,7 @@ from torch import Tensor
 
 from paceline.data import copied
 from paceline.strategies.pipeline.call import Function
-from paceline.strategies.pipeline.order import Action, Kind, Program
+from paceline.strategies.pipeline.order import Action, ActionKind, Program
 from paceline.strategies.pipeline.p2p import Links, StageMessage
 from paceline.strategies.pipeline.placement import StagePlacement
 from paceline.strategies.pipeline.reducer import StageReducer
@@ -42,7 +42,7 @@ class PipelineRuntime:
         """
         made: dict[int, Any] = {}
         for action in program:
-            if action.kind is Kind.FORWARD:
+            if action.kind is ActionKind.FORWARD:
                 value = self._forward(action, function)
                 after()
                 if self._stages[action.stage].last:
@@ -56,19 +56,19 @@ class PipelineRuntime:
         """Go forward and backward; the reducer is given what comes out of each pass."""
         for action in program:
             stage, micro = self._stages[action.stage], self._micros[action.micro]
-            if action.kind is Kind.FORWARD:
+            if action.kind is ActionKind.FORWARD:
                 stage.open_shard(micro)
                 with spans.of[spans.FORWARD]:
                     value = self._forward(action, loss)
                     stage.close_shard(micro)
                 if stage.last:
                     reducer.add_loss(micro, value)
-            elif action.kind is Kind.BACKWARD_WEIGHT:
+            elif action.kind is ActionKind.BACKWARD_WEIGHT:
                 if (action.stage, action.micro) not in self._complete:
                     with spans.of[spans.BACKWARD]:
                         made = [stage.backward_weight(action.micro)]
                     reducer.add_gradients(micro, stage, made)
-            elif action.kind in (Kind.BACKWARD, Kind.BACKWARD_INPUT):
+            elif action.kind in (ActionKind.BACKWARD, ActionKind.BACKWARD_INPUT):
                 with spans.of[spans.BACKWARD]:
                     self._backward(action, reducer)
             else:
@@ -97,7 +97,7 @@ class PipelineRuntime:
             came: Returned = stage.starts(action.micro, reducer.step.start, reducer.terms)
         else:
             came, reducer.terms = self._returned(key)
-        if action.kind is Kind.BACKWARD_INPUT and len(came) == 1:
+        if action.kind is ActionKind.BACKWARD_INPUT and len(came) == 1:
             self._gradients[key] = [stage.backward_input(action.micro, came[0])], reducer.terms
             return
         inputs, made = stage.backward(action.micro, came)
@@ -108,16 +108,16 @@ class PipelineRuntime:
     def _carry(self, action: Action) -> None:
         """Send or receive one message."""
         key, workers = (action.stage, action.micro), self._pipe.size
-        if action.kind is Kind.SEND_OUTPUT:
+        if action.kind is ActionKind.SEND_OUTPUT:
             handed, tensors = self._outputs.pop(key)
             self._links.send((action.stage + 1) % workers, handed, tensors)
-        elif action.kind is Kind.SEND_GRADIENT:
+        elif action.kind is ActionKind.SEND_GRADIENT:
             returned, terms = self._gradients.pop(key)
             there = [[one is not None for one in term] for term in returned]
             tensors = [one for term in returned for one in term if one is not None]
             self._links.send((action.stage - 1) % workers, (terms, there), tensors)
         else:
-            side = -1 if action.kind is Kind.RECEIVE_INPUT else 1
+            side = -1 if action.kind is ActionKind.RECEIVE_INPUT else 1
             with spans.of[spans.WAITING]:
                 self._messages[key] = self._links.receive((action.stage + side) % workers)
 

@@ -72,7 +72,7 @@ class Arrival:
     """Where the random streams stood there."""
 
 
-class Body(ABC):
+class StageBody(ABC):
     """What runs one stage; by default with the whole model's own modules, between which attributes need no copying."""
 
     replays = False
@@ -106,7 +106,7 @@ class Body(ABC):
         """Compute the stage; raise `Reached` with what is handed on at the end of all but the last. Nothing came to the first."""
 
 
-class Layers(Body):
+class Layers(StageBody):
     """A stage of a sequential model."""
 
     def __init__(self, layers: Sequence[nn.Module], root: nn.Module, *, last: bool) -> None:
@@ -144,7 +144,7 @@ class Layers(Body):
         return value
 
 
-class Passage(Body):
+class Passage(StageBody):
     """A stage of a model with a forward pass of its own, from the call of one module to the call of another."""
 
     replays = True
@@ -365,7 +365,7 @@ def refuse_end() -> NoReturn:
 
 def make_stage(
     model: nn.Module, chain: Chain, starts: Sequence[int], stage: int, names: frozenset[str]
-) -> Body:
+) -> StageBody:
     """Make what runs one stage, out of the whole model; `names` are the tensors that it holds."""
     bounds = [*starts, len(chain.names)]
     start, end = bounds[stage], bounds[stage + 1]

@@ -23,8 +23,8 @@ from paceline.strategies.buffers.buffers import Buffers, Versions
 from paceline.strategies.guards.second_order import check_transforms, refuse_second_order
 from paceline.strategies.pipeline.attributes import StageAttributes
 from paceline.strategies.pipeline.call import Function, Reached, StandIn, uncalled
-from paceline.strategies.pipeline.inputs import Changed, Inputs, Received, Watch
-from paceline.strategies.pipeline.share import Arrival, Body, Share
+from paceline.strategies.pipeline.inputs import Changed, InputComparison, Inputs, Received
+from paceline.strategies.pipeline.share import Arrival, Share, StageBody
 from paceline.strategies.pipeline.streams import Standing, Streams
 from paceline.task import Loss
 
@@ -86,7 +86,7 @@ class Stage:
         self,
         index: int,
         count: int,
-        bodies: Mapping[int, Body],
+        bodies: Mapping[int, StageBody],
         names: frozenset[str],
         inputs: StrategyInputs,
         device: torch.device,
@@ -103,7 +103,7 @@ class Stage:
         self.parameters = list(self.trained.values())
         self.buffers = Buffers(self.share, _own_rules(inputs, body.root, names), inputs.shards)
         self._precision, self._device = inputs.precision, device
-        self._watch = Watch()
+        self._watch = InputComparison()
         self.attributes = StageAttributes(body, list(bodies.values()))
         self._saved: dict[int, _Saved] = {}
         self._original: dict[str, Tensor] = {}

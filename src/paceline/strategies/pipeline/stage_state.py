@@ -27,7 +27,7 @@ from paceline.state.chunks import (
 )
 from paceline.state.optimizer_state import load_optimizer_state, optimizer_state
 from paceline.strategies.guards.absent import drop
-from paceline.strategies.sharded import Part, ShardedTensors
+from paceline.strategies.sharded import LocalPart, ShardedTensors
 from paceline.world import World, all_gather_object
 
 
@@ -64,7 +64,7 @@ class StageState(ShardedTensors):
         self.saved = {name: first for name, first in self.saved.items() if name in names}
         self._load_own(optimizer, saved)
 
-    def keep_rows(self, rows: Mapping[str, Part], optimizer: Optimizer) -> None:
+    def keep_rows(self, rows: Mapping[str, LocalPart], optimizer: Optimizer) -> None:
         """Hold on to some rows of each parameter alone."""
         saved = self.local_state(optimizer, {})
         self.by_name |= rows

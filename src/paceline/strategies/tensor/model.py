@@ -35,7 +35,7 @@ from paceline.state.chunks import (
 from paceline.strategies.guards.refusals import refuse_copies
 from paceline.strategies.guards.second_order import check_transforms, watch_order
 from paceline.strategies.sharded import bounds_of
-from paceline.strategies.tensor.plan import Plan, check_divided, check_tied
+from paceline.strategies.tensor.plan import TensorPlan, check_divided, check_tied
 from paceline.strategies.tensor.proposal import join
 
 
@@ -60,7 +60,9 @@ class Cut:
 Cuts = Mapping[str, Cut]
 
 
-def apply_tensor_parallel(model: nn.Module, mesh: DeviceMesh, plan: Plan, guard: ReadGuard) -> dict[str, Cut]:
+def apply_tensor_parallel(
+    model: nn.Module, mesh: DeviceMesh, plan: TensorPlan, guard: ReadGuard
+) -> dict[str, Cut]:
     """Split a model's layers in place, as a plan says, and name their cuts; every worker must hold the same weights.
 
     `guard` refuses, once it is armed, to whoever reads a split weight outside of its layer.

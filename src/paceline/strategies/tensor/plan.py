@@ -34,7 +34,7 @@ NORMS = (nn.LayerNorm, nn.RMSNorm)
 
 
 @dataclass
-class Plan:
+class TensorPlan:
     """The split layers of one model, by name."""
 
     styles: dict[str, ParallelStyle] = field(default_factory=dict)
@@ -77,13 +77,13 @@ def make_plan(
     *,
     sequence: bool = False,
     loss: bool = False,
-) -> Plan:
+) -> TensorPlan:
     """Return the plan for `size` workers: what the task says, or a proposal, with what was asked for beside it."""
     scores = _scores(model, said, size) if loss else None
     words: Mapping[str, str | ParallelStyle]
     words = propose(model, size, scores) if said is None else _read(model, said)
     _check(model, {name: word for name, word in words.items() if isinstance(word, str)}, size)
-    plan = Plan(proposed=said is None, scores=scores)
+    plan = TensorPlan(proposed=said is None, scores=scores)
     for name, word in words.items():
         plan.styles[name] = (
             word if isinstance(word, ParallelStyle) else _style(model.get_submodule(name), word)
@@ -223,7 +223,7 @@ def _scores(model: nn.Module, said: Mapping[str, str | ParallelStyle] | None, si
     return name
 
 
-def _split_sequence(model: nn.Module, plan: Plan) -> None:
+def _split_sequence(model: nn.Module, plan: TensorPlan) -> None:
     """Split the sequence for each norm that stands right before a layer split by columns."""
     opening = plan.opening
     norms = 0

@@ -51,7 +51,7 @@ from paceline.strategies.tensor.model import (
     norm_of_parts,
     part_of_whole,
 )
-from paceline.strategies.tensor.plan import Plan, make_plan
+from paceline.strategies.tensor.plan import TensorPlan, make_plan
 from paceline.strategies.tensor.proof import check_same_gradients, check_same_totals, proofs_of
 from paceline.strategies.tuning import Tuning
 from paceline.task import Loss
@@ -303,7 +303,7 @@ def _mesh(world: World) -> DeviceMesh:
     return DeviceMesh.from_group(group, world.device.type, mesh_dim_names=(f"tp-{world.generation}",))
 
 
-def _unseen(model: nn.Module, plan: Plan) -> list[str]:
+def _unseen(model: nn.Module, plan: TensorPlan) -> list[str]:
     """Return the regions of which nobody has looked at what stands between their layers."""
     seen = plan.proposed
     return [

@@ -27,7 +27,7 @@ from paceline.training.user_loop.marks import Marks, ModuleMarks, checksum, slot
 from paceline.training.user_loop.settings import Settings
 
 
-class Body:
+class LoopBody:
     """What is known of the body of a loop of the user's own, from step to step."""
 
     def __init__(self, group: GroupState, loop_state: LoopState) -> None:
@@ -37,9 +37,9 @@ class Body:
         """Whether a body writes to weights or buffers, before its batches or after `apply`, where torch does not count it."""
         self.writes_slots = False
         """Whether a body was seen to write to what the optimizer keeps."""
-        self.attempt: Attempt | None = None
+        self.attempt: StepAttempt | None = None
         """The one at the step that was given last, until the step is done."""
-        self.done: Attempt | None = None
+        self.done: StepAttempt | None = None
         """The last one in which the step was applied."""
         self._steps = 0
         self._model: ModuleMarks | None = None
@@ -47,13 +47,13 @@ class Body:
         self.beginning_changed = False
         """Whether the loop changed what was prepared before its first step: making it again does not give the beginning."""
 
-    def begin(self) -> Attempt:
+    def begin(self) -> StepAttempt:
         """Note what a step begins with, when it is given to the loop."""
         self._steps += 1
-        self.attempt = Attempt(self, looks=self._steps & (self._steps - 1) == 0)
+        self.attempt = StepAttempt(self, looks=self._steps & (self._steps - 1) == 0)
         return self.attempt
 
-    def applied(self, attempt: Attempt) -> None:
+    def applied(self, attempt: StepAttempt) -> None:
         """Note what the step has come to, before the rest of its body."""
         attempt.note_applied()
         self.attempt, self.done = None, attempt
@@ -123,10 +123,10 @@ class Body:
         return [checksums(replica), trained, _plain(options_of(replica.optimizer))]
 
 
-class Attempt:
+class StepAttempt:
     """One attempt at one step."""
 
-    def __init__(self, body: Body, *, looks: bool) -> None:
+    def __init__(self, body: LoopBody, *, looks: bool) -> None:
         self._body, self._looks = body, looks
         self._small = body.loop_state.small_now()
         self._record_step()
@@ -174,7 +174,7 @@ class Attempt:
         elif unchanged:
             self._values = self._look()
 
-    def differs_from(self, done: Attempt) -> bool:
+    def differs_from(self, done: StepAttempt) -> bool:
         """Return whether the state that this attempt began with is another than `done` has left."""
         then = done.then
         if then is None:

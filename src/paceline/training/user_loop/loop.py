@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from paceline.training.checks.hidden_state import HiddenState
 from paceline.training.state import RunState
-from paceline.training.user_loop.attempt import Attempt, Body
+from paceline.training.user_loop.attempt import LoopBody, StepAttempt
 from paceline.training.user_loop.loop_guard import LoopGuard
 from paceline.training.user_loop.loop_state import LoopState
 from paceline.training.user_loop.schedules import LoopSchedule
@@ -22,10 +22,10 @@ class Loop:
         """What the loop has registered beside model, optimizer and schedule."""
         self.schedule: LoopSchedule | None = None
         """The schedule that the loop steps itself, where `run.prepare` knows of it."""
-        self.body = Body(state, self.registered)
+        self.body = LoopBody(state, self.registered)
         """What the body of the user's loop does to the state."""
 
-    def begin_attempt(self, *, elastic: bool) -> Attempt | None:
+    def begin_attempt(self, *, elastic: bool) -> StepAttempt | None:
         """Note what a step begins with, should it be given once more."""
         self.body.attempt = None
         if self._state.world.size == 1 or not elastic:

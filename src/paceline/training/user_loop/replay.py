@@ -49,7 +49,7 @@ def _made_inert() -> _Refusal:
 
 
 @dataclass(kw_only=True)
-class Replay:
+class LoopReplay:
     """Whether the function is where it was before, and the hooks while it is."""
 
     state: RunState

@@ -18,7 +18,7 @@ from typing import Self
 
 from paceline.launch.workers.roster import NAME as WORKERS
 from paceline.verify.chaos.faults import END, FREEZE, LAUNCHERS, PIPE, Fault, Marks
-from paceline.verify.chaos.plan import Plan
+from paceline.verify.chaos.plan import FaultPlan
 
 DONE = "done"
 """The part of such a fault that a worker waits for."""
@@ -32,7 +32,7 @@ class Accomplice:
     A fault of another kind goes off while one lasts. One of the same kind comes after it: two would undo each other.
     """
 
-    def __init__(self, plan: Plan, marks: Marks, run: Path) -> None:
+    def __init__(self, plan: FaultPlan, marks: Marks, run: Path) -> None:
         """`run` is the folder of the disturbed run."""
         self._waiting = [fault for fault in plan.faults if fault.kind in LAUNCHERS]
         self._marks, self._run = marks, run

@@ -43,7 +43,7 @@ PAIRS = 4
 
 
 @dataclass(frozen=True, kw_only=True)
-class Plan:
+class FaultPlan:
     """All faults of a run, in the order of their steps, and what the run needs to meet them."""
 
     faults: tuple[Fault, ...]
@@ -98,7 +98,7 @@ class PlanRequest(Options):
             )
 
 
-def make_plan(request: PlanRequest) -> Plan:
+def make_plan(request: PlanRequest) -> FaultPlan:
     """Draw up the faults; the same request gives the same plan."""
     # Not from world/seeds.py, which would load torch into the launcher: nothing that is computed depends on it.
     draw = random.Random(request.seed)  # noqa: S311
@@ -112,7 +112,7 @@ def make_plan(request: PlanRequest) -> Plan:
         if group[0].point == CHECKPOINT:
             step = dues.take(step, alone=group[0].kind == DISK)
         faults += [replace(fault, step=step) for fault in group]
-    return Plan(
+    return FaultPlan(
         faults=tuple(_sized(_numbered(faults), request, draw)),
         steps=request.steps,
         workers=request.workers,

@@ -23,7 +23,7 @@ from paceline.training.options import RunOptions
 from paceline.training.spec import TrainSpec
 from paceline.verify.chaos.accomplice import Accomplice
 from paceline.verify.chaos.faults import END, Marks
-from paceline.verify.chaos.plan import Plan, PlanRequest, make_plan
+from paceline.verify.chaos.plan import FaultPlan, PlanRequest, make_plan
 from paceline.verify.chaos.report import ChaosReport, Injection
 from paceline.verify.chaos.timeline import Timeline, steps_redone
 from paceline.verify.receipts.audit import audit
@@ -106,7 +106,7 @@ def _sizes(request: ChaosRequest) -> tuple[int, ...]:
 
 
 def disturb(
-    request: ChaosRequest, plan: Plan, open_progress: OpenProgress = lambda: None
+    request: ChaosRequest, plan: FaultPlan, open_progress: OpenProgress = lambda: None
 ) -> tuple[ChaosReport, Outcome]:
     """Train undisturbed, then among the faults of a plan; return the report, and how the disturbed run ended."""
     started = time.perf_counter()
@@ -144,7 +144,7 @@ def disturb(
 
 
 def _among_faults(
-    request: ChaosRequest, plan: Plan, args: tuple[Any, ...], options: RunOptions, console: FaultConsole
+    request: ChaosRequest, plan: FaultPlan, args: tuple[Any, ...], options: RunOptions, console: FaultConsole
 ) -> Outcome:
     """Run the disturbed training to its end: where a fault of the plan ends it before, it is resumed."""
     words, restarts = f"the same run, among {len(plan.faults)} faults", 0
@@ -176,7 +176,7 @@ def _start(
     return api.start(function, args, {}, options, threads=request.threads, console=console, record=record)
 
 
-def _injections(timeline: Timeline, plan: Plan, marks: Marks) -> tuple[Injection, ...]:
+def _injections(timeline: Timeline, plan: FaultPlan, marks: Marks) -> tuple[Injection, ...]:
     made = marks.read()
     return tuple(
         Injection(
@@ -206,7 +206,7 @@ def _checked_records(run: Path, timeline: Timeline, outcome: Outcome) -> dict[st
 class FaultConsole(Console):
     """Shows faults between the other events of a run: whatever a fault does, some event follows it."""
 
-    def __init__(self, progress: Progress | None, plan: Plan, marks: Marks) -> None:
+    def __init__(self, progress: Progress | None, plan: FaultPlan, marks: Marks) -> None:
         super().__init__(progress)
         self._plan, self.marks = plan, marks
         self._shown: set[int] = set()

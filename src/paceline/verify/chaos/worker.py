@@ -28,7 +28,7 @@ from paceline.verify.chaos.faults import (
     Fault,
     Marks,
 )
-from paceline.verify.chaos.plan import Plan
+from paceline.verify.chaos.plan import FaultPlan
 from paceline.world.fault_points import CHECKPOINT, DATA, POINTS, REGROUP, set_fault
 
 _SIGNALS = {
@@ -43,7 +43,7 @@ ORDER_ATTEMPTS = 50
 ORDER_EVERY_S = 0.1
 
 
-def main(run: Run, spec: TrainSpec, plan: Plan, marks: str) -> dict[str, Any]:
+def main(run: Run, spec: TrainSpec, plan: FaultPlan, marks: str) -> dict[str, Any]:
     """Train a task among faults."""
     trap = Trap(run, plan, Marks(Path(marks)))
     trap.start()
@@ -54,7 +54,7 @@ def main(run: Run, spec: TrainSpec, plan: Plan, marks: str) -> dict[str, Any]:
 class Trap:
     """Called at every named point this worker comes to."""
 
-    def __init__(self, run: Run, plan: Plan, marks: Marks) -> None:
+    def __init__(self, run: Run, plan: FaultPlan, marks: Marks) -> None:
         self._run, self._plan, self._marks = run, plan, marks
         self._waiting = {point: [one for one in plan.faults if one.point == point] for point in POINTS}
         self._generation = -1

@@ -11,7 +11,7 @@ from paceline.strategies.tuning import Tuning
 from paceline.training.by_value import Payload
 from paceline.training.options import RunOptions
 from paceline.training.spec import OVERRIDES, TrainSpec
-from paceline.verify.proof.request import Request
+from paceline.verify.proof.request import VerifyRequest
 
 STEPS = 20
 """How many steps are compared, unless it is told otherwise."""
@@ -21,12 +21,12 @@ WITHOUT_EFFECT = (*marked(RunOptions, NOT_COMPARED), *marked(TrainSpec, NOT_COMP
 
 def request_of(
     said: Mapping[str, Any], *, task: str, name: str, shipped: Payload | None = None, **own: Any
-) -> Request:
+) -> VerifyRequest:
     """Return what is to be verified of a task: the options of a run that were `said`, beside those of verify's `own`."""
     left = (*WITHOUT_EFFECT, *OVERRIDES, "strategy", "workers", "resume")
     of_run = {one: said[one] for one in known_options(RunOptions) if one in said and one not in left}
     tuning = {one: said[one] for one in known_options(Tuning) if one in said}
-    return Request(
+    return VerifyRequest(
         spec=TrainSpec(
             task=task,
             name=name,

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from difflib import SequenceMatcher
 
 from paceline.verify.proof.differences import Difference
-from paceline.verify.proof.record import Call
+from paceline.verify.proof.record import TorchCall
 
 _AFTER = {
     "gradient": "where the gradients of the shards are combined, clipped and handed to the optimizer",
@@ -19,7 +19,7 @@ _AFTER = {
 
 
 def first_operation(
-    reference: Sequence[Call], ranks: Iterable[Sequence[Call]], difference: Difference
+    reference: Sequence[TorchCall], ranks: Iterable[Sequence[TorchCall]], difference: Difference
 ) -> str:
     """Return which operation is the first that differs: forwards through every batch, then backwards; or that none is."""
     theirs = [call for rank in ranks for call in rank]
@@ -47,11 +47,11 @@ def first_operation(
     )
 
 
-def _of(calls: Iterable[Call], batch: tuple[int, int]) -> list[Call]:
+def _of(calls: Iterable[TorchCall], batch: tuple[int, int]) -> list[TorchCall]:
     return [call for call in calls if (call.shard, call.batch) == batch]
 
 
-def _pairs(mine: Sequence[Call], theirs: Sequence[Call]) -> list[tuple[Call, Call]]:
+def _pairs(mine: Sequence[TorchCall], theirs: Sequence[TorchCall]) -> list[tuple[TorchCall, TorchCall]]:
     """Match the calls of two runs by name and order: a strategy may make some of its own in between."""
     matcher = SequenceMatcher(
         None, [call.function for call in mine], [call.function for call in theirs], autojunk=False
@@ -63,7 +63,7 @@ def _pairs(mine: Sequence[Call], theirs: Sequence[Call]) -> list[tuple[Call, Cal
     ]
 
 
-def _forward(mine: Call, other: Call) -> str:
+def _forward(mine: TorchCall, other: TorchCall) -> str:
     if mine.output == other.output and mine.inputs == other.inputs:
         return ""
     where = f"shard {mine.shard}: {_named(mine)}"
@@ -77,7 +77,7 @@ def _forward(mine: Call, other: Call) -> str:
     return f"{where}: it is given other arguments"
 
 
-def _named(call: Call) -> str:
+def _named(call: TorchCall) -> str:
     return (
         f"{call.function} in module {call.module}" if call.module else f"{call.function} in the loss function"
     )

@@ -15,12 +15,12 @@ from paceline.launch import api
 from paceline.verify.proof.bounds import bound
 from paceline.verify.proof.comparing import Comparison
 from paceline.verify.proof.differences import Difference, first_difference
-from paceline.verify.proof.evidence import Evidence
+from paceline.verify.proof.evidence import ProofEvidence
 from paceline.verify.proof.fresh import FreshRun
 from paceline.verify.proof.lab.notes import Notes
 from paceline.verify.proof.probes import diagnose
 from paceline.verify.proof.record import Record
-from paceline.verify.proof.request import Candidate, Request
+from paceline.verify.proof.request import Candidate, VerifyRequest
 from paceline.verify.proof.task_report import Row, TaskReport
 from paceline.verify.report import Finding
 from paceline.world import env
@@ -28,7 +28,7 @@ from paceline.world import env
 _LAB = "paceline.verify.proof.lab.work:main"
 
 
-def verify(request: Request, progress: Callable[[str], None] = lambda _: None) -> TaskReport:
+def verify(request: VerifyRequest, progress: Callable[[str], None] = lambda _: None) -> TaskReport:
     """Run the reference and each candidate, compare them at every step, and explain what differs."""
     if env.identity() is not None:
         raise InputError(
@@ -46,7 +46,7 @@ def verify(request: Request, progress: Callable[[str], None] = lambda _: None) -
 class _Check:
     """One verification in progress."""
 
-    def __init__(self, request: Request, folder: Path, progress: Callable[[str], None]) -> None:
+    def __init__(self, request: VerifyRequest, folder: Path, progress: Callable[[str], None]) -> None:
         self.started = time.perf_counter()
         request.candidates()  # refuses what cannot be run before anything is started
         of_task = api.task_shards(request.spec) if request.shards is None else None
@@ -134,7 +134,7 @@ class _Check:
             # The same step in a group of one, where there is something to explain.
             alone = comparison.launch(_LAB, Candidate("ddp", 1), *args)
             again = None if alone.failure is not None else alone.value()[0]
-        evidence = Evidence(
+        evidence = ProofEvidence(
             reference=comparison.reference,
             broken=comparison.broken,
             failed=comparison.failed,

@@ -16,7 +16,7 @@ from paceline.verify.proof.bisecting import first_operation
 from paceline.verify.proof.bounds import Size, bound
 from paceline.verify.proof.differences import Difference, count_samples, first_difference, resumed
 from paceline.verify.proof.record import Dump, Record, Watching
-from paceline.verify.proof.request import REFERENCE, Candidate, Request
+from paceline.verify.proof.request import REFERENCE, Candidate, VerifyRequest
 from paceline.verify.proof.task_report import Resume, Row
 
 RECORD = "paceline.verify.proof.recording:main"
@@ -28,7 +28,7 @@ _NOT_COMPUTED = ("samples", "data", "learning rate", "starting weight")
 class Comparison:
     """Everything compared at one number of shards."""
 
-    request: Request
+    request: VerifyRequest
     folder: Path
     progress: Callable[[str], None]
     broken: dict[str, list[Record]] = field(default_factory=dict)

@@ -6,12 +6,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from paceline.verify.proof.differences import Difference
-from paceline.verify.proof.lab.notes import Attempt, Notes
+from paceline.verify.proof.lab.notes import Notes, ShardAttempt
 from paceline.verify.proof.record import Record
 
 
 @dataclass(frozen=True, kw_only=True)
-class Evidence:
+class ProofEvidence:
     """What the runs recorded and what the laboratory noted."""
 
     reference: Record
@@ -36,7 +36,7 @@ class Evidence:
         """The first rank's notes."""
         return self.notes[0]
 
-    def ranks_beside_first(self) -> Iterator[tuple[Notes, int, Attempt, Attempt]]:
+    def ranks_beside_first(self) -> Iterator[tuple[Notes, int, ShardAttempt, ShardAttempt]]:
         """Yield the notes of every other rank, and of each shard the first rank's attempt and its own."""
         for notes in self.notes[1:]:
             for shard, mine in self.first.attempts.items():

@@ -17,7 +17,7 @@ from pathlib import Path
 from paceline.compat.parent_death import die_with_parent
 from paceline.launch.workers import fork_server as forkserver
 from paceline.verify.proof.record import Record, Watching
-from paceline.verify.proof.request import REFERENCE, Request
+from paceline.verify.proof.request import REFERENCE, VerifyRequest
 from paceline.world import env
 
 STEPS = 2
@@ -27,7 +27,7 @@ _HASH_SEEDS = ("1", "2")
 class FreshRun:
     """The first steps of the reference, taken in a fresh interpreter beside everything else."""
 
-    def __init__(self, request: Request, folder: Path) -> None:
+    def __init__(self, request: VerifyRequest, folder: Path) -> None:
         self._answer = folder / "fresh-answer.pickle"
         question = folder / "fresh-question.pickle"
         spec = replace(request.spec, steps=min(STEPS, request.spec.steps or STEPS))

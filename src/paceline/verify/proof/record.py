@@ -45,7 +45,7 @@ class StepRecord:
 
 
 @dataclass(kw_only=True)
-class Call:
+class TorchCall:
     """One call of a function of torch, in the computation of one batch's loss."""
 
     shard: int
@@ -74,7 +74,7 @@ class Record:
     """Modules in the order in which the first forward pass came to them; only where that was asked for."""
     metrics: dict[str, float] = field(default_factory=dict)
     """What an evaluation after the last step came to."""
-    trace: list[Call] = field(default_factory=list)
+    trace: list[TorchCall] = field(default_factory=list)
     """What torch was asked to compute for the loss of one step; only where that was asked for."""
     unchecked: tuple[str, ...] = ()
     """What this run could not be held to, and why."""

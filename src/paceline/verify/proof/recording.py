@@ -18,7 +18,7 @@ from paceline.training.run import Run, engine_of
 from paceline.training.spec import TrainSpec
 from paceline.training.step import Step
 from paceline.verify.proof import digests
-from paceline.verify.proof.record import Call, Digests, Dump, Record, StepRecord, Watching
+from paceline.verify.proof.record import Digests, Dump, Record, StepRecord, TorchCall, Watching
 from paceline.verify.proof.task_harness import TaskHarness
 from paceline.verify.proof.tracing import Tracer, forward_hooks
 from paceline.world import World
@@ -33,7 +33,7 @@ def main(run: Run, spec: TrainSpec, wanted: Watching | None = None) -> Record:
     replica = harness.prepared()
     begun = replica.state()["model"]
     start = digests.of_named(begun.items())
-    watch = _Watch(replica, run, names, wanted.dump, wanted.trace)
+    watch = _StepWatch(replica, run, names, wanted.dump, wanted.trace)
     if wanted.dump is not None:
         watch.start = {name: value.clone() for name, value in begun.items()}
     modules: dict[str, None] = {}
@@ -60,14 +60,14 @@ def main(run: Run, spec: TrainSpec, wanted: Watching | None = None) -> Record:
     )
 
 
-class _Watch:
+class _StepWatch:
     """Looks on while steps are computed. The optimizer's own hook is where gradients are final and weights are not."""
 
     def __init__(
         self, replica: Replica, run: Run, names: set[str], dump: Dump | None, traced: int | None = None
     ) -> None:
         self._replica, self._run, self._dump, self._traced = replica, run, dump, traced
-        self.trace: list[Call] = []
+        self.trace: list[TorchCall] = []
         self._names = names
         """Of the parameters, wherever they are; the rest of a model's state is buffers."""
         self._gradients: dict[str, Tensor] = {}

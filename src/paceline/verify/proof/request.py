@@ -30,7 +30,7 @@ class Candidate:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Request(Options):
+class VerifyRequest(Options):
     """What `paceline verify` was asked for."""
 
     spec: TrainSpec

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode, resolve_name
 
 from paceline.verify.proof import digests
-from paceline.verify.proof.record import Call
+from paceline.verify.proof.record import TorchCall
 
 
 @contextmanager
@@ -47,7 +47,7 @@ class Tracer:
     """The calls of one step of one worker."""
 
     def __init__(self, model: nn.Module, batches: Mapping[int, Sequence[Any]]) -> None:
-        self.calls: list[Call] = []
+        self.calls: list[TorchCall] = []
         self._model = model
         self._places = {
             digests.of_batch(batch): (shard, number)
@@ -73,7 +73,7 @@ class Tracer:
     def note(self, shard: int, batch: int, function: Any, inputs: tuple[str, ...], output: Any) -> None:
         """Add one call; its gradient comes with the backward pass."""
         stack = self._stack()
-        call = Call(
+        call = TorchCall(
             shard=shard,
             batch=batch,
             module=stack[-1] if stack else "",

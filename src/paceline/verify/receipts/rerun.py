@@ -45,7 +45,7 @@ _OF_DATA = ("stream", "samples", "shuffle", "order_seed", "uneven")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Replay(Options):
+class SegmentReplay(Options):
     """Which segment of which run, and on what."""
 
     folder: Path
@@ -72,7 +72,7 @@ class _Segment:
         return max(self.points)
 
 
-def verify_receipt(replay: Replay) -> ReceiptReport:
+def verify_receipt(replay: SegmentReplay) -> ReceiptReport:
     """Take the steps of a segment again in a temporary folder and compare the hashes."""
     started = time.perf_counter()
     receipt = Receipt.read(replay.folder)
@@ -119,7 +119,7 @@ def verify_receipt(replay: Replay) -> ReceiptReport:
     )
 
 
-def _segment(receipt: Receipt, replay: Replay) -> _Segment:
+def _segment(receipt: Receipt, replay: SegmentReplay) -> _Segment:
     """Choose the steps to take and the hashes to meet."""
     if replay.steps is not None and replay.start is not None:
         raise InputError("--steps and --from both choose a segment. Give one of them.")
@@ -147,7 +147,7 @@ def _segment(receipt: Receipt, replay: Replay) -> _Segment:
     )
 
 
-def _check_checkpoint(receipt: Receipt, replay: Replay, first: int) -> None:
+def _check_checkpoint(receipt: Receipt, replay: SegmentReplay, first: int) -> None:
     folder = replay.folder / CHECKPOINTS
     there = [step for step in sorted(receipt.checkpoints) if (folder / f"step-{step}").is_dir()]
     if first and first not in there:
@@ -178,7 +178,7 @@ def _facts(receipt: Receipt, first: int, last: int) -> RunSegment:
     return facts
 
 
-def _options(receipt: Receipt, segment: _Segment, replay: Replay) -> RunOptions:
+def _options(receipt: Receipt, segment: _Segment, replay: SegmentReplay) -> RunOptions:
     facts = segment.facts
     strategy = replay.strategy or facts.strategy
     known = strategies.entry(strategy)

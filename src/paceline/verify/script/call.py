@@ -25,9 +25,9 @@ class WatchedScript:
 
     def __call__(self, worker: Worker) -> ScriptTrace:
         """Run it to its end and give what was seen."""
-        from paceline.verify.script.watching import Watch
+        from paceline.verify.script.watching import ScriptWatch
 
-        watch = Watch(worker.identity.rank, Path(self.folder))
+        watch = ScriptWatch(worker.identity.rank, Path(self.folder))
         watch.install(self.scale)
         try:
             self.script(worker)

@@ -27,7 +27,7 @@ from paceline.verify.script.script_trace import KEPT_STEPS, Pass, ScriptTrace, S
 from paceline.world import seeds
 
 
-class Watch:
+class ScriptWatch:
     """Notes what the script does on one worker."""
 
     def __init__(self, rank: int, folder: Path) -> None:
@@ -174,7 +174,7 @@ class Watch:
 class _WatchedSampler:
     """Notes the ids that a loader is about to read; a pass begins with the first."""
 
-    def __init__(self, watch: Watch, loader: DataLoader[Any], sampler: Any) -> None:
+    def __init__(self, watch: ScriptWatch, loader: DataLoader[Any], sampler: Any) -> None:
         self._watch, self._loader, self._sampler = watch, loader, sampler
 
     def __iter__(self) -> Iterator[Any]:

@@ -17,7 +17,7 @@ from torch import Tensor
 from paceline.errors import InputError
 from paceline.world.mpi.buffers import Memory, joined, overlaps, raw, raw_parts, separated, size_of, typed
 from paceline.world.mpi.progress import MpiError, Steps, kept_on_error
-from paceline.world.mpi.reductions import Reduction
+from paceline.world.mpi.reductions import MpiReduction
 
 
 class Comms(NamedTuple):
@@ -48,7 +48,7 @@ def broadcast(comms: Comms, tensor: Tensor, root: int) -> Steps:
         memory.bring_back()
 
 
-def all_reduce(comms: Comms, tensor: Tensor, reduction: Reduction) -> Steps:
+def all_reduce(comms: Comms, tensor: Tensor, reduction: MpiReduction) -> Steps:
     """Combine everybody's tensor, for everybody."""
     memory = Memory(tensor)
     value = memory.held.view(-1)
@@ -72,7 +72,7 @@ def all_reduce(comms: Comms, tensor: Tensor, reduction: Reduction) -> Steps:
     memory.bring_back()
 
 
-def reduce(comms: Comms, tensor: Tensor, reduction: Reduction, root: int) -> Steps:
+def reduce(comms: Comms, tensor: Tensor, reduction: MpiReduction, root: int) -> Steps:
     """Combine everybody's tensor at the root."""
     memory = Memory(tensor)
     value = reduction.before(memory.held.view(-1))
@@ -140,14 +140,14 @@ def scatter(comms: Comms, output: Tensor, tensors: Sequence[Tensor], root: int) 
     memory.bring_back()
 
 
-def reduce_scatter(comms: Comms, output: Tensor, tensors: Sequence[Tensor], reduction: Reduction) -> Steps:
+def reduce_scatter(comms: Comms, output: Tensor, tensors: Sequence[Tensor], reduction: MpiReduction) -> Steps:
     """Combine the lists item by item and keep this rank's; items may differ in size."""
     _check_size("reduce_scatter", output, tensors[comms.rank])
     flat = joined(tensors).view(output.dtype)
     return _scatter_sum(comms, output, flat, [one.numel() for one in tensors], reduction)
 
 
-def reduce_scatter_single(comms: Comms, output: Tensor, tensor: Tensor, reduction: Reduction) -> Steps:
+def reduce_scatter_single(comms: Comms, output: Tensor, tensor: Tensor, reduction: MpiReduction) -> Steps:
     """Combine everybody's tensor and keep this rank's part."""
     if tensor.numel() != comms.size * output.numel() or tensor.dtype is not output.dtype:
         raise InputError(
@@ -160,7 +160,7 @@ def reduce_scatter_single(comms: Comms, output: Tensor, tensor: Tensor, reductio
 
 
 def _scatter_sum(
-    comms: Comms, output: Tensor, flat: Tensor, lengths: Sequence[int], reduction: Reduction
+    comms: Comms, output: Tensor, flat: Tensor, lengths: Sequence[int], reduction: MpiReduction
 ) -> Steps:
     memory = Memory(output, read=False)
     value = reduction.before(flat)

@@ -22,17 +22,17 @@ from paceline.compat.python_process_group import PythonProcessGroup, PythonWork,
 from paceline.errors import InputError
 from paceline.world.mpi import library, operations
 from paceline.world.mpi.operations import Comms
-from paceline.world.mpi.progress import MpiError, Operation, Progress, Steps
-from paceline.world.mpi.reductions import Reduction, choose
+from paceline.world.mpi.progress import MpiError, Operation, OperationsInFlight, Steps
+from paceline.world.mpi.reductions import MpiReduction, choose
 
 NAME = "mpi4py"
 """The backend's name in torch, which has an `mpi` of its own that no wheel brings."""
 
 
 @functools.lru_cache(maxsize=1)
-def progress() -> Progress:
+def progress() -> OperationsInFlight:
     """Return what drives this process's operations."""
-    made = Progress()
+    made = OperationsInFlight()
     library.before_leaving(made.close)
     return made
 
@@ -333,7 +333,7 @@ def _root(opts: Any) -> int:
     return opts if isinstance(opts, int) else getattr(opts, "rootRank", 0)
 
 
-def _reduction(opts: Any, tensor: Tensor) -> Reduction:
+def _reduction(opts: Any, tensor: Tensor) -> MpiReduction:
     op = getattr(opts, "reduceOp", opts)
     return choose(torch.distributed.ReduceOp.SUM if op is None or isinstance(op, int) else op, tensor.dtype)
 

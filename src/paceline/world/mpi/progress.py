@@ -165,7 +165,7 @@ def kept_on_error(what: object) -> Iterator[None]:
         raise
 
 
-class Progress:
+class OperationsInFlight:
     """Everything that is in flight in this process."""
 
     def __init__(self) -> None:

@@ -59,7 +59,7 @@ _BY_TORCH: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
 }
 
 
-class Reduction(NamedTuple):
+class MpiReduction(NamedTuple):
     """One way to combine values of one type."""
 
     name: str
@@ -94,7 +94,7 @@ class Reduction(NamedTuple):
         return combined
 
 
-def choose(op: Any, dtype: torch.dtype) -> Reduction:
+def choose(op: Any, dtype: torch.dtype) -> MpiReduction:
     """Return the way to combine values of this type; raise InputError where there is none."""
     kind = getattr(op, "op", op)
     name = {dist.ReduceOp.AVG: "SUM", dist.ReduceOp.PREMUL_SUM: "SUM"}.get(kind, kind.name)
@@ -108,7 +108,7 @@ def choose(op: Any, dtype: torch.dtype) -> Reduction:
         raise InputError(f"there is no ReduceOp.{name} of {text}. Use SUM or PRODUCT, or another type.")
     if not by_mpi and not dtype.is_floating_point:
         raise InputError(f"values of {text} can be sent, but not combined. Convert them first.")
-    return Reduction(name, dtype, by_mpi, factor, mean)
+    return MpiReduction(name, dtype, by_mpi, factor, mean)
 
 
 def _wide(tensor: Tensor) -> Tensor:

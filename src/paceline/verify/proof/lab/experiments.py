@@ -9,7 +9,7 @@ import torch
 
 from paceline.data.reading import reader_of
 from paceline.strategies.base import ShardWork
-from paceline.verify.proof.lab.notes import Parts
+from paceline.verify.proof.lab.notes import SplitLosses
 from paceline.verify.proof.lab.step_runner import Gradients, StepRunner
 from paceline.verify.proof.task_harness import TaskHarness
 
@@ -32,7 +32,7 @@ def bent(runner: StepRunner, shard: ShardWork, plain: Gradients) -> tuple[str, .
     return tuple(wrong)
 
 
-def parts(runner: StepRunner, harness: TaskHarness) -> Parts:
+def parts(runner: StepRunner, harness: TaskHarness) -> SplitLosses:
     """Measure three samples at once, and the same as one and two."""
     samples = harness.loader.samples
     if samples is None and harness.loader.uneven and hasattr(harness.dataset, "__getitem__"):
@@ -44,7 +44,7 @@ def parts(runner: StepRunner, harness: TaskHarness) -> Parts:
     reader = reader_of(harness.dataset, seed=harness.options.seed, collate=harness.task.collate)
     ids = np.arange(3, dtype=np.int64)
     whole, one, two = (runner.measure(reader.read(0, [cut])[0]) for cut in (ids, ids[:1], ids[1:]))
-    return Parts(
+    return SplitLosses(
         whole_total=whole[0],
         whole_weight=whole[1],
         parts_total=one[0] + two[0],

@@ -8,7 +8,7 @@ from paceline.verify.proof.record import Digests
 
 
 @dataclass(frozen=True, kw_only=True)
-class Attempt:
+class ShardAttempt:
     """One shard computed once, forward and backward, from the same weights, buffers and seeds."""
 
     totals: tuple[str, ...]
@@ -27,18 +27,18 @@ class Attempt:
     rates_moved: tuple[float, float] | None
     """A learning rate before and after, where the loss function changed one."""
 
-    def same_answer(self, other: Attempt) -> bool:
+    def same_answer(self, other: ShardAttempt) -> bool:
         """Return whether another attempt came to the same loss and gradients, to the bit."""
         return self.totals == other.totals and self.gradients == other.gradients
 
-    def first_module(self, other: Attempt) -> str | None:
+    def first_module(self, other: ShardAttempt) -> str | None:
         """Return the first module whose output differs in another attempt; None where no module's does."""
         pairs = zip(self.modules, other.modules, strict=False)
         return next((mine[0] or "(the model itself)" for mine, theirs in pairs if mine != theirs), None)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Parts:
+class SplitLosses:
     """The loss of three samples in one batch, and of the same samples in batches of one and two."""
 
     whole_total: float
@@ -59,13 +59,13 @@ class Notes:
     data_again: dict[int, str]
     step_data: dict[int, str]
     """Digest of the batches that the attempts were made with."""
-    attempts: dict[int, Attempt]
-    repeated: dict[int, Attempt]
+    attempts: dict[int, ShardAttempt]
+    repeated: dict[int, ShardAttempt]
     bent: tuple[str, ...]
     """Parameters whose gradient is no multiple of the backward pass's start: something in it is not linear."""
     touched: tuple[str, ...]
     """Parameters whose gradient the loss function itself changed."""
-    parts: Parts | None
+    parts: SplitLosses | None
     no_kernel: str | None
     """The operation that torch has no deterministic kernel for."""
     unchecked: tuple[str, ...] = field(default=())

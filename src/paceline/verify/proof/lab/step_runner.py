@@ -17,7 +17,7 @@ from paceline.strategies.replica import Replica
 from paceline.strategies.schedule import evaluating
 from paceline.task import as_float
 from paceline.verify.proof import digests
-from paceline.verify.proof.lab.notes import Attempt
+from paceline.verify.proof.lab.notes import ShardAttempt
 from paceline.verify.proof.record import Digests
 from paceline.verify.proof.recording import rates
 from paceline.verify.proof.task_harness import TaskHarness
@@ -37,7 +37,7 @@ class StepRunner:
         self._precision = Precision(harness.options.precision, self._device)
         self._buffers = {name: buffer.clone() for name, buffer in self.model.named_buffers()}
 
-    def attempt(self, shard: ShardWork, scale: float = 1.0) -> tuple[Attempt, Gradients]:
+    def attempt(self, shard: ShardWork, scale: float = 1.0) -> tuple[ShardAttempt, Gradients]:
         """Compute a shard; `scale` is what the backward pass starts from."""
         self._restore()
         seeds.seed_everything(shard.seed)
@@ -61,7 +61,7 @@ class StepRunner:
         }
         moved = next(((old, new) for old, new in zip(before, after, strict=True) if old != new), None)
         found: Gradients = {name: gradient for name, gradient in held.items() if gradient is not None}
-        attempt = Attempt(
+        attempt = ShardAttempt(
             totals=tuple(totals),
             weights=tuple(weights),
             modules=tuple(modules),

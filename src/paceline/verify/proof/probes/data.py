@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from paceline.verify.proof.differences import Difference, first_difference
-from paceline.verify.proof.evidence import Evidence
+from paceline.verify.proof.evidence import ProofEvidence
 from paceline.verify.proof.record import Record, first_other
 from paceline.verify.report import Finding
 
 
-def unstable_items(evidence: Evidence) -> Finding | None:
+def unstable_items(evidence: ProofEvidence) -> Finding | None:
     """Read the same samples twice in one process."""
     for notes in evidence.notes:
         shard = first_other(notes.data, notes.data_again)
@@ -25,7 +25,7 @@ def unstable_items(evidence: Evidence) -> Finding | None:
     return None
 
 
-def hash_order(evidence: Evidence) -> Finding | None:
+def hash_order(evidence: ProofEvidence) -> Finding | None:
     """Take the first steps in a process with another hash seed."""
     if evidence.hashed is None or not evidence.repeatable or not evidence.reproducible:
         return None
@@ -39,7 +39,7 @@ def hash_order(evidence: Evidence) -> Finding | None:
     )
 
 
-def differs_between_ranks(evidence: Evidence) -> Finding | None:
+def differs_between_ranks(evidence: ProofEvidence) -> Finding | None:
     """Read the same samples on every rank."""
     if unstable_items(evidence) is not None:
         return None
@@ -63,7 +63,7 @@ def differs_between_ranks(evidence: Evidence) -> Finding | None:
     return _differs_between_processes(evidence)
 
 
-def _differs_between_processes(evidence: Evidence) -> Finding | None:
+def _differs_between_processes(evidence: ProofEvidence) -> Finding | None:
     again = evidence.again
     if again is None or (again.samples == evidence.first.samples and again.data == evidence.first.data):
         return None
@@ -75,7 +75,7 @@ def _differs_between_processes(evidence: Evidence) -> Finding | None:
     )
 
 
-def changed_in_place(evidence: Evidence) -> Finding | None:
+def changed_in_place(evidence: ProofEvidence) -> Finding | None:
     """Hash every batch before and after the loss."""
     found = _changed(evidence.reference) or next(
         (place for ranks in evidence.broken.values() for rank in ranks if (place := _changed(rank))), None
@@ -103,12 +103,12 @@ def _changed(record: Record) -> tuple[int, int] | None:
     return next(((step.number, step.changed[0]) for step in record.steps if step.changed), None)
 
 
-def _differences(evidence: Evidence) -> list[Difference]:
+def _differences(evidence: ProofEvidence) -> list[Difference]:
     found = [first_difference(evidence.reference, ranks) for ranks in evidence.broken.values()]
     return [one for one in found if one is not None]
 
 
-def same_order(evidence: Evidence) -> Finding | None:
+def same_order(evidence: ProofEvidence) -> Finding | None:
     """Compare the batches of the first two epochs that the reference went through."""
     by_epoch: dict[int, list[tuple[object, ...]]] = {}
     for step in evidence.reference.steps:

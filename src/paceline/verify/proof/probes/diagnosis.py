@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from paceline.verify.proof.evidence import Evidence
+from paceline.verify.proof.evidence import ProofEvidence
 from paceline.verify.proof.probes import data, gradients, loss, model, randomness, state
 from paceline.verify.report import Finding
 
-Probe = Callable[[Evidence], Finding | None]
+Probe = Callable[[ProofEvidence], Finding | None]
 
 PROBES: list[tuple[str, Probe]] = [
     ("data that changes from one reading to the next", data.unstable_items),
@@ -31,7 +31,7 @@ PROBES: list[tuple[str, Probe]] = [
 ]
 
 
-def diagnose(evidence: Evidence) -> tuple[list[Finding], list[str]]:
+def diagnose(evidence: ProofEvidence) -> tuple[list[Finding], list[str]]:
     """Return what was found, from cause to symptom, and what was ruled out."""
     findings: list[Finding] = []
     cleared: list[str] = []

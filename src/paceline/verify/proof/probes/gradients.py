@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from paceline.verify.proof.evidence import Evidence
+from paceline.verify.proof.evidence import ProofEvidence
 from paceline.verify.report import Finding
 
 
-def unused(evidence: Evidence) -> Finding | None:
+def unused(evidence: ProofEvidence) -> Finding | None:
     """Find the parameter that a failed run names among those that some shards' losses do not depend on."""
     used: dict[str, int] = {}
     missing: dict[str, int] = {}
@@ -30,7 +30,7 @@ def unused(evidence: Evidence) -> Finding | None:
     return None
 
 
-def clipped_early(evidence: Evidence) -> Finding | None:
+def clipped_early(evidence: ProofEvidence) -> Finding | None:
     """Start the backward pass from a much larger number; a linear one only grows."""
     notes = evidence.first
     names = notes.touched or notes.bent

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 
-from paceline.verify.proof.evidence import Evidence
+from paceline.verify.proof.evidence import ProofEvidence
 from paceline.verify.report import Finding
 
 
-def mean_of_means(evidence: Evidence) -> Finding | None:
+def mean_of_means(evidence: ProofEvidence) -> Finding | None:
     """Compare the weight of three samples with the weights of one and two of them."""
     parts = evidence.first.parts
     if parts is None or math.isclose(parts.whole_weight, parts.parts_weight, rel_tol=1e-6):
@@ -25,7 +25,7 @@ def mean_of_means(evidence: Evidence) -> Finding | None:
     )
 
 
-def interaction(evidence: Evidence) -> Finding | None:
+def interaction(evidence: ProofEvidence) -> Finding | None:
     """Compare the sum over three samples with the sums over one and two of them."""
     parts = evidence.first.parts
     if parts is None or mean_of_means(evidence) is not None:

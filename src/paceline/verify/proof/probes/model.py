@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from paceline.verify.proof.evidence import Evidence
+from paceline.verify.proof.evidence import ProofEvidence
 from paceline.verify.proof.record import first_other
 from paceline.verify.report import Finding
 
 
-def initial_weights(evidence: Evidence) -> Finding | None:
+def initial_weights(evidence: ProofEvidence) -> Finding | None:
     """Compare the model as every process made it."""
     first, again = evidence.first, evidence.again
     if again is not None and again.made != first.made:
@@ -33,7 +33,7 @@ def initial_weights(evidence: Evidence) -> Finding | None:
     return None
 
 
-def reads_rank(evidence: Evidence) -> Finding | None:
+def reads_rank(evidence: ProofEvidence) -> Finding | None:
     """Compute the same batch from the same weights and seeds on every rank."""
     if not evidence.repeatable or not evidence.reproducible:
         return None

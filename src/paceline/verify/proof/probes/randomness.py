@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from paceline.verify.proof.evidence import Evidence
+from paceline.verify.proof.evidence import ProofEvidence
 from paceline.verify.proof.probes.state import hidden
 from paceline.verify.report import Finding
 
 
-def seed_of_rank(evidence: Evidence) -> Finding | None:
+def seed_of_rank(evidence: ProofEvidence) -> Finding | None:
     """Compare what torch's generator was last seeded with when the loss was done."""
     for notes, shard, mine, theirs in evidence.ranks_beside_first():
         if mine.seed_left != theirs.seed_left:
@@ -22,7 +22,7 @@ def seed_of_rank(evidence: Evidence) -> Finding | None:
     return None
 
 
-def unseeded(evidence: Evidence) -> Finding | None:
+def unseeded(evidence: ProofEvidence) -> Finding | None:
     """Compute the same batch from the same weights and seeds twice in one process."""
     if hidden(evidence) is not None:
         return None
@@ -55,7 +55,7 @@ def unseeded(evidence: Evidence) -> Finding | None:
     return None
 
 
-def no_kernel(evidence: Evidence) -> Finding | None:
+def no_kernel(evidence: ProofEvidence) -> Finding | None:
     """Take the step with torch's deterministic algorithms switched on."""
     name = evidence.first.no_kernel
     if name is None or unseeded(evidence) is not None:

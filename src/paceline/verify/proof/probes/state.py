@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from paceline.verify.proof.evidence import Evidence
+from paceline.verify.proof.evidence import ProofEvidence
 from paceline.verify.proof.record import Record, first_other
 from paceline.verify.report import Finding
 
 
-def schedule(evidence: Evidence) -> Finding | None:
+def schedule(evidence: ProofEvidence) -> Finding | None:
     """Check whether a learning rate changes while the loss is computed."""
     moved = next(
         (pair for one in evidence.first.attempts.values() if (pair := one.rates_moved) is not None), None
@@ -34,7 +34,7 @@ def schedule(evidence: Evidence) -> Finding | None:
     )
 
 
-def _first_other_rate(evidence: Evidence) -> tuple[int, float, float] | None:
+def _first_other_rate(evidence: ProofEvidence) -> tuple[int, float, float] | None:
     for ranks in evidence.broken.values():
         for rank in ranks:
             for mine, theirs in zip(evidence.reference.steps, rank.steps, strict=False):
@@ -43,7 +43,7 @@ def _first_other_rate(evidence: Evidence) -> tuple[int, float, float] | None:
     return None
 
 
-def hidden(evidence: Evidence) -> Finding | None:
+def hidden(evidence: ProofEvidence) -> Finding | None:
     """Find attributes of modules, other than buffers, that a forward pass changes."""
     for notes in evidence.notes:
         for shard, attempt in notes.attempts.items():
@@ -61,7 +61,7 @@ def hidden(evidence: Evidence) -> Finding | None:
     return None
 
 
-def buffers(evidence: Evidence) -> Finding | None:
+def buffers(evidence: ProofEvidence) -> Finding | None:
     """Compare the buffers of all ranks after a step, and what two shards make of the same buffer."""
     for who, ranks in evidence.broken.items():
         found = _disagreement(evidence.reference, ranks)
