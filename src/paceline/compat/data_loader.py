@@ -17,7 +17,16 @@ def end_workers(iterator: Iterator[Any]) -> None:
 def lost_workers(iterator: Iterator[Any], patience_s: float) -> list[tuple[int, int, int]]:
     """Return number, process id and exit status (or minus a signal) of processes that have ended or do within some seconds."""
     workers = iterator._workers  # type: ignore[attr-defined]
-    wait([one.sentinel for one in workers], patience_s)
+    try:
+        return _ended(workers, patience_s)
+    except RuntimeError:  # torch's handler of SIGCHLD tells of the same end, once, wherever that finds us
+        return _ended(workers, patience_s)
+
+
+def _ended(workers: list[Any], patience_s: float) -> list[tuple[int, int, int]]:
+    for sentinel in wait([one.sentinel for one in workers], patience_s):
+        # It is closed a moment before the process is gone.
+        next(one for one in workers if one.sentinel == sentinel).join()
     return [(place, one.pid, one.exitcode) for place, one in enumerate(workers) if one.exitcode is not None]
 
 

@@ -260,6 +260,28 @@ def test_workers_of_a_loader_say_how_they_ended() -> None:
     assert [(place, status) for place, _, status in lost_workers(loading, 1.0)] == [(0, 0)]
 
 
+class Dying(list[int]):
+    """Its loading process is killed while the other waits for it."""
+
+    def __getitem__(self, index: Any) -> Any:
+        import os
+        import time
+
+        time.sleep(0.5)
+        os.kill(os.getpid(), 9)
+
+
+def test_a_worker_of_a_loader_that_is_killed_meanwhile_is_told_of() -> None:
+    from torch.utils.data import DataLoader
+
+    from paceline.compat.data_loader import end_workers, lost_workers
+
+    loading = iter(DataLoader(Dying([1]), num_workers=1, multiprocessing_context="fork"))  # type: ignore[arg-type]
+    # torch's handler of SIGCHLD raises in the midst of the wait.
+    assert [(place, status) for place, _, status in lost_workers(loading, 60.0)] == [(0, -9)]
+    end_workers(loading)
+
+
 @leans_on("torch.utils.data.DataLoader._index_sampler")
 def test_indices_of_a_loader_can_be_watched() -> None:
     from paceline.compat.data_loader import watch_index_sampler

@@ -84,13 +84,13 @@ def test_messages_behind_a_flag_arrive_whole(barrier: str) -> None:
 
 WRITER = """
 import sys, time
-from paceline.world.status_page import Kind, Phase, StatusPage
+from paceline.world.status_page import OperationKind, Phase, StatusPage
 status_page = StatusPage(int(sys.argv[1]))
 number = 0
 while True:
     number += 1
-    status_page.begin(Kind.STEP if number % 2 else Kind.SAVE, number)
-    status_page._kind = Kind.STEP
+    status_page.begin(OperationKind.STEP if number % 2 else OperationKind.SAVE, number)
+    status_page._kind = OperationKind.STEP
     time.sleep(number % 7 * 1e-4)  # a reader needs a moment in which nothing is stored
     status_page.end()
 """

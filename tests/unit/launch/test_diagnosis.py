@@ -24,7 +24,7 @@ NEVER_S = 600
 DIGITS = f"""\
 import ctypes, sys, time
 from paceline.world import stacks
-from paceline.world.status_page import Kind, Phase, StatusPage
+from paceline.world.status_page import OperationKind, Phase, StatusPage
 
 class Digits:
     def __getitem__(self, index):
@@ -41,10 +41,10 @@ def hold_the_interpreter():
 status_page = StatusPage(int(sys.argv[2]))
 stacks.register(int(sys.argv[3]))
 stacks.attend(status_page)
-status_page.begin(Kind.STEP, 40)
+status_page.begin(OperationKind.STEP, 40)
 status_page.batch()
 status_page.end()
-status_page.begin(Kind.STEP, 41)
+status_page.begin(OperationKind.STEP, 41)
 if sys.argv[1] == "data":
     status_page.enter(Phase.DATA)
     Digits()[0]
@@ -61,7 +61,7 @@ import sys, time
 import torch
 import torch.distributed as dist
 from paceline.world import stacks
-from paceline.world.status_page import Kind, Phase, StatusPage
+from paceline.world.status_page import OperationKind, Phase, StatusPage
 
 rank = int(sys.argv[1])
 status_page = StatusPage(int(sys.argv[2]))
@@ -72,7 +72,7 @@ dist.init_process_group("gloo", init_method="file://" + sys.argv[4], rank=rank, 
 dist.all_reduce(torch.ones(1))
 while stacks.flight_record():  # a thread of gloo's takes it off the list, a moment later
     time.sleep(0.01)
-status_page.begin(Kind.STEP, 7)
+status_page.begin(OperationKind.STEP, 7)
 if rank == 1:
     status_page.enter(Phase.IDLE)
     time.sleep({NEVER_S})

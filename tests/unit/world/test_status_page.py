@@ -24,9 +24,9 @@ from tests.patience import HANG_S
 
 WRITER = """
 import sys, time
-from paceline.world.status_page import Kind, Phase, StatusPage
+from paceline.world.status_page import OperationKind, Phase, StatusPage
 status_page = StatusPage(int(sys.argv[1]))
-status_page.begin(Kind.STEP, 41)
+status_page.begin(OperationKind.STEP, 41)
 for _ in range(3):
     status_page.batch()
 status_page.enter(Phase.DATA)
