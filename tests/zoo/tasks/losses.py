@@ -145,11 +145,7 @@ class _WithOutput(nn.Module):
         return Output(loss, logits, tuple(hidden))
 
 
-@exhibit(
-    "model-output",
-    "dict batches with strings, keyword arguments, an output object",
-    {"pp": "uses something after a cut"},
-)
+@exhibit("model-output", "dict batches with strings, keyword arguments, an output object")
 class ModelOutput(Small):
     """As code around pretrained models is written."""
 
