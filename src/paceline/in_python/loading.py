@@ -16,6 +16,7 @@ from paceline.checkpoint.read import unusable, verified
 from paceline.errors import CheckpointError, InputError
 from paceline.in_python.source import AnyTaskOrNone, texts_of
 from paceline.launch.in_python import errors_in_keywords
+from paceline.ranges import STEPS_TAKEN
 from paceline.training import folder as run_folder
 from paceline.training.script import MAIN, script
 
@@ -42,6 +43,9 @@ def load(
     """
     with errors_in_keywords():
         place = option_fields.folder("folder", folder)
+        step = None if step is None else STEPS_TAKEN.read("step", step)
+        if average is not None and not isinstance(average, bool):
+            raise InputError(f"average is {average!r}, but must be True, False or None.")
         path, manifest = _find(place, step)
         made = _make(_task(_run_of(place), task, settings))
         _fill(made, path, manifest, average)
