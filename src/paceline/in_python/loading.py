@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
+import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -59,7 +60,9 @@ def _find(place: Path, step: int | None) -> tuple[Path, Manifest]:
             raise InputError(f"{place} is one checkpoint. Give the folder of the run with step={step}.")
         path = place
     elif step is None:
-        path, manifest, _ = newest_readable(place, verified)
+        path, manifest, passed_over = newest_readable(place, verified)
+        for damaged, reason in passed_over.items():
+            warnings.warn(f"passed over {damaged}: {reason}", stacklevel=3)
         return path, manifest
     else:
         path = place / run_folder.CHECKPOINTS / f"step-{step}"
