@@ -86,7 +86,7 @@ class EarlyStopping:
             raise InputError(
                 f"EarlyStopping: patience is {self.patience!r}, but must be a number of evaluations, 1 or more."
             )
-        if not (isinstance(self.min_delta, int | float) and 0 <= self.min_delta < math.inf):
+        if not (_is_number(self.min_delta) and 0 <= self.min_delta < math.inf):
             raise InputError(f"EarlyStopping: min_delta is {self.min_delta!r}, but must be 0 or more.")
 
     def improves(self, value: float, best: float | None) -> bool:
@@ -132,7 +132,7 @@ class Average:
 
     def __post_init__(self) -> None:
         decay = self.decay
-        if decay is not None and not (isinstance(decay, int | float) and 0 <= decay < 1):
+        if decay is not None and not (_is_number(decay) and 0 <= decay < 1):
             raise InputError(
                 f"Average: decay is {decay!r}, but must be from 0 to below 1, or None for the mean."
             )
@@ -143,12 +143,19 @@ class Average:
                     f"Average: {name} is {value!r}, but must be a number of steps, {least} or more."
                 )
 
+        if not isinstance(self.evaluated, bool):
+            raise InputError(f"Average: evaluated is {self.evaluated!r}, but must be True or False.")
+
     def share(self, step: int) -> float | None:
         """Return how far the average goes towards the weights after so many steps; None where it stays."""
         after = step - self.start
         if after < 1 or after % self.every:
             return None
         return self.every / after if self.decay is None else 1 - self.decay
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def _check(what: str, metric: str, mode: str) -> None:

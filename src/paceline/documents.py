@@ -101,7 +101,9 @@ def fits(value: Any, hint: Any) -> bool:
         return hint is Any or _fits_parts(value, get_origin(hint), get_args(hint))
     if hint in (int, float):
         whole = isinstance(value, int) and not isinstance(value, bool)
-        return whole or (hint is float and isinstance(value, float) and math.isfinite(value))
+        if whole:
+            return hint is int or abs(value) < 2**1023  # what is larger may be too large for a float
+        return hint is float and isinstance(value, float) and math.isfinite(value)
     if hint is Path:
         return isinstance(value, (str, Path)) and "\0" not in str(value)
     if dataclasses.is_dataclass(hint):

@@ -151,3 +151,9 @@ def test_what_is_larger_than_it_may_be(tmp_path: Path) -> None:
     assert documents.read_bytes(tmp_path / "big", 100) == b"x" * 100
     with pytest.raises(documents.DocumentError, match="larger than 99 bytes"):
         documents.read_bytes(tmp_path / "big", 99)
+
+
+def test_a_whole_number_that_no_float_can_hold_is_none() -> None:
+    assert documents.fits(10**300, float)
+    assert not documents.fits(10**400, float)
+    assert documents.fits(10**400, int)

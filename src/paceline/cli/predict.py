@@ -49,28 +49,19 @@ def predict(
     said = {**given, "out": run, "resume": True, "predict": out, "steps": step}
     said |= {} if threads is None else {"threads": threads}
     _, asked = Asked.for_command("predict", None, {}, said)
-    spec_before = (run / folder.SPEC).read_bytes()
-    try:
-        outcome = api.start(
-            api.TRAINER,
-            (asked.spec,),
-            {},
-            asked.options,
-            threads=asked.threads,
-            console=Console(open_progress()),
-            record={**asked.spec.record(), **_kept(before), "threads": asked.threads},
-        )
-    finally:
-        folder.replace_spec(run, spec_before)  # it is gone on with as it was begun
+    outcome = api.start(
+        api.TRAINER,
+        (asked.spec,),
+        {},
+        asked.options,
+        threads=asked.threads,
+        console=Console(open_progress()),
+        record=before,  # it is gone on with as it was begun, also where this process is killed
+    )
     status = report(outcome)
     if outcome.results and outcome.failure is None:
         _show(outcome.results[0], run, as_json=json_)
     return status
-
-
-def _kept(before: dict[str, Any]) -> dict[str, Any]:
-    """Return when the run was to end, and where its own predictions were to go."""
-    return {name: before.get(name) for name in ("epochs", "steps", "predict")}
 
 
 def _show(result: dict[str, Any], run: Path, *, as_json: bool) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
+import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,6 +17,7 @@ from paceline.checkpoint.read import unusable, verified
 from paceline.errors import CheckpointError, InputError
 from paceline.in_python.source import AnyTaskOrNone, texts_of
 from paceline.launch.in_python import errors_in_keywords
+from paceline.ranges import STEPS_TAKEN
 from paceline.training import folder as run_folder
 from paceline.training.script import MAIN, script
 
@@ -42,6 +44,9 @@ def load(
     """
     with errors_in_keywords():
         place = option_fields.folder("folder", folder)
+        step = None if step is None else STEPS_TAKEN.read("step", step)
+        if average is not None and not isinstance(average, bool):
+            raise InputError(f"average is {average!r}, but must be True, False or None.")
         path, manifest = _find(place, step)
         made = _make(_task(_run_of(place), task, settings))
         _fill(made, path, manifest, average)
@@ -55,7 +60,9 @@ def _find(place: Path, step: int | None) -> tuple[Path, Manifest]:
             raise InputError(f"{place} is one checkpoint. Give the folder of the run with step={step}.")
         path = place
     elif step is None:
-        path, manifest, _ = newest_readable(place, verified)
+        path, manifest, passed_over = newest_readable(place, verified)
+        for damaged, reason in passed_over.items():
+            warnings.warn(f"passed over {damaged}: {reason}", stacklevel=3)
         return path, manifest
     else:
         path = place / run_folder.CHECKPOINTS / f"step-{step}"

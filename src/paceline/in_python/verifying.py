@@ -45,6 +45,8 @@ def verify(
             raise InputError(
                 f"{idle} is no option of verify: its runs are made and left in folders of their own."
             )
+        if not isinstance(strategy, Iterable):
+            raise InputError(f"strategy is {strategy!r}, but must be text, or several of them.")
         source = source_of(task)
         if source.in_script:
             check_call(python.frame(1))

@@ -86,7 +86,7 @@ def start(
     console: Console | None = None,
     record: dict[str, Any] | None = None,
 ) -> Outcome:
-    """Launch with the launcher for this process, and wait for the end; `record` goes into spec.json."""
+    """Launch with the launcher for this process, and wait for the end; `record` goes into spec.json, over the options."""
     launcher = choose(console)
     return launcher.launch(plan(launcher, function, args, kwargs, options, threads=threads, record=record))
 
@@ -145,7 +145,7 @@ def plan(
             threads=threads,
             out=options.out,
             modules=_modules(function, options),
-            record={**(record or {}), "options": asdict(options)},
+            record={"options": asdict(options), **(record or {})},
             policy=Policy(
                 workers=options.processes,
                 shards=options.total_shards,

@@ -101,7 +101,7 @@ def _tuning(nested: Any, flat: Mapping[str, Any]) -> dict[str, Any]:
     if isinstance(nested, Tuning):
         defaults = known_options(Tuning)
         nested = {name: value for name, value in asdict(nested).items() if value != defaults[name]}
-    twice = next((name for name in flat if nested.get(name, flat[name]) != flat[name]), None)
+    twice = next((name for name in flat if name in nested and nested[name] != flat[name]), None)
     if twice is not None:
         raise InputError(
             f"{flag(twice)} is {flat[twice]!r}, and {nested[twice]!r} in tuning. Give it in one place."

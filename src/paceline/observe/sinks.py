@@ -35,7 +35,7 @@ class Sink(Protocol):
 class JsonlSink:
     """Appends every event to a file, one line of JSON each.
 
-    Steps are on disk at the latest with the first event half a second later, everything else at once.
+    Steps are on disk at the latest with the first event half a second later or with `flush`, everything else at once.
     """
 
     def __init__(self, path: str | Path, *, every: float = 0.5) -> None:
@@ -59,6 +59,12 @@ class JsonlSink:
                 not isinstance(event, StepFinished | Logged)
                 or time.monotonic() - self._written >= self._every
             ):
+                self._write()
+
+    def flush(self) -> None:
+        """Write what is waiting."""
+        with self._lock:
+            if self._waiting:
                 self._write()
 
     def close(self) -> None:

@@ -80,6 +80,8 @@ class Engine(EngineCore):
         self.predicting = Predicting(core=self, group=group)
         self.calls = Calls(core=self, replay=self.replay, preparation=preparation, saving=saving, group=group)
         self._listeners = listeners
+        if listeners is not None:
+            saving.first = listeners.flush
         if state.exactness is Exactness.BITWISE:
             determinism.select_kernels(world.device, compiled=options.compile)
         seeds.seed_everything(seeds.derive(options.seed, "model"))

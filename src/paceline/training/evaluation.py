@@ -107,6 +107,8 @@ def _checked(metrics: MetricsFunction) -> MetricsFunction:
                 f"it returned {values!r:.80}."
             )
         for name, value in values.items():
+            if not isinstance(name, str):
+                raise InputError(f"metrics() returned a metric called {name!r:.80}. Give it a name, a text.")
             if isinstance(value, Mean):
                 _check_mean(name, value)
             elif not isinstance(value, Collected):

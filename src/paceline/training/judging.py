@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from paceline.declared import Best, EarlyStopping, EvalInfo
+from paceline.declared import EarlyStopping, EvalInfo
 from paceline.errors import InputError
 from paceline.task import Task
 
@@ -21,12 +21,6 @@ class Judge:
     """The evaluations of a task so far."""
 
     def __init__(self, task: Task) -> None:
-        for name, kind in (("early_stopping", EarlyStopping), ("keep_best", Best)):
-            value = getattr(task, name)
-            if value is not None and not isinstance(value, kind):
-                raise InputError(
-                    f"{type(task).__name__}.{name} is {value!r:.60}, but must be a paceline.{kind.__name__}."
-                )
         self.stopping, self.keeping = task.early_stopping, task.keep_best
         self.last: dict[str, float] = {}
         """What the last one that was due has measured."""

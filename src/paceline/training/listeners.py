@@ -26,6 +26,12 @@ class Listeners(Fanout):
         elif not first:
             self.close()
 
+    def flush(self) -> None:
+        """Have the run's events on disk: who goes on from a checkpoint tells nothing again of what came before it."""
+        for sink in self._sinks:
+            if isinstance(sink, JsonlSink):
+                sink.flush()
+
     def _opened(self) -> tuple[Sink, ...]:
         out = self._options.out
         # A copy of the descriptor: rank 0 may go to another worker and come back.

@@ -115,6 +115,8 @@ def _checked(function: Function) -> Callable[[nn.Module, Any], Outputs]:
             )
         size = _size_of(batch)
         for name, one in outputs.items():
+            if not isinstance(name, str):
+                raise InputError(f"predict() returned a tensor called {name!r:.80}. Give it a name, a text.")
             if one.dim() == 0 or (size is not None and len(one) != size):
                 raise InputError(
                     f"predict() returned {name} of the shape {tuple(one.shape)} for a batch of {size or 'some'} samples; its "

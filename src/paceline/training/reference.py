@@ -14,6 +14,7 @@ from types import ModuleType
 from typing import Any
 
 from paceline import ranges
+from paceline.declared import Average, Best, EarlyStopping
 from paceline.errors import InputError, UnknownNameError
 from paceline.task import Task
 from paceline.training.options import PRECISIONS
@@ -21,6 +22,8 @@ from paceline.training.script import importing
 from paceline.training.spec import TrainSpec
 
 LARGEST = 2**63 - 1
+_DECLARED: Mapping[str, type] = {"early_stopping": EarlyStopping, "keep_best": Best, "average": Average}
+_METHODS = tuple(name for name, value in vars(Task).items() if inspect.isfunction(value) and name[0] != "_")
 
 
 def load_task(reference: str, settings: Mapping[str, str]) -> Task:
@@ -57,6 +60,17 @@ def check_task(task: Task) -> None:
             read = within.read(f"{type(task).__name__}.{name}", value)
             if read is not value:
                 setattr(task, name, read)
+    for name, kind in _DECLARED.items():
+        value = getattr(task, name)
+        if value is not None and not isinstance(value, kind):
+            raise InputError(
+                f"{type(task).__name__}.{name} is {value!r:.60}, but must be a paceline.{kind.__name__}."
+            )
+    for name in _METHODS:
+        if not callable(getattr(task, name)):
+            raise InputError(
+                f"{type(task).__name__}.{name} is {getattr(task, name)!r:.60}, but must be a method."
+            )
     if task.precision not in PRECISIONS:
         raise UnknownNameError(f"precision of {type(task).__name__}", str(task.precision), PRECISIONS)
 
@@ -92,6 +106,8 @@ def _state_of(path: Path) -> tuple[str, int, int]:
 
 
 def _from_package(name: str) -> ModuleType:
+    if not name or name.startswith("."):  # to Python it is relative, to nothing
+        raise InputError(f"{name!r} is no name of a module. Give path.py:Class or package.module:Class.")
     # The folder one is in, as `python -m name` would have it.
     sys.path.insert(0, str(Path.cwd()))
     try:

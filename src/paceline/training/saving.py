@@ -50,6 +50,8 @@ class Saving:
     """Where the run stood at its last checkpoint, alike on all workers: whoever has it does not write it again."""
     then: Callable[[int, str], None] = field(default=lambda *_: None, init=False)
     """What else is to be called on the worker that has committed a checkpoint, with its step and its folder."""
+    first: Callable[[], None] = field(default=lambda *_: None, init=False)
+    """What is to be called on each worker before it begins to write a checkpoint."""
     _asked: bool = field(default=False, init=False)
     """Whether the loop has asked for a checkpoint in a body that has not ended."""
 
@@ -178,6 +180,7 @@ class Saving:
         # Workers that have gone their own ways are brought to one state.
         with self.core.loop.guard.updating():
             replica, world = state.replica, state.world
+            self.first()
             self.core.records.before_save()
             with self.core.loop.body.left_out():
                 replica.synchronize()

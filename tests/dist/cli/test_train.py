@@ -2,6 +2,10 @@
 
 import json
 import socket
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 from safetensors.torch import load_file
@@ -105,11 +109,33 @@ def test_ten_steps_and_ten_more_on_other_workers_are_twenty(command, folder):
     assert (again.status, again.err.count("\n"), again.err[:7]) == (2, 1, "error: ")
 
 
+@contextmanager
+def seen_in(path: Path) -> Iterator[set[bytes]]:
+    """Give what a file holds at any time during the context."""
+    contents, ended = {path.read_bytes()}, threading.Event()
+
+    def look() -> None:
+        while not ended.wait(0.005):
+            contents.add(path.read_bytes())
+
+    looking = threading.Thread(target=look)
+    looking.start()
+    try:
+        yield contents
+    finally:
+        ended.set()
+        looking.join()
+        contents.add(path.read_bytes())
+
+
 def test_what_a_run_predicts_is_written_and_the_run_is_left_as_it_was(command, folder):
     run = folder / "run"
     half = train(command, "--batch-size", "128", "--steps", "2", "--out", run)
     spec = (run / "spec.json").read_bytes()
-    made = command("predict", run, "--out", "one.safetensors", "--strategy", "single", "--json")
+    with seen_in(
+        run / "spec.json"
+    ) as contents:  # also whoever kills it in the middle finds the run's own options
+        made = command("predict", run, "--out", "one.safetensors", "--strategy", "single", "--json")
     assert made.status == 0, made.err
     told = json.loads(made.out.splitlines()[-1])
     assert {name: told[name] for name in ("rows", "step", "weights_sha256")} == {
@@ -117,7 +143,7 @@ def test_what_a_run_predicts_is_written_and_the_run_is_left_as_it_was(command, f
         "step": 2,
         "weights_sha256": half["weights_sha256"],
     }
-    assert (run / "spec.json").read_bytes() == spec
+    assert contents == {spec}
     assert [path.name for path in (run / "checkpoints").iterdir()] == ["step-2"]
     again = command("predict", run, "--out", "two.safetensors", "--workers", "2")
     assert again.out.splitlines()[-1] == f"two.safetensors: 512 rows, predicted by {run} at step 2"

@@ -84,6 +84,10 @@ def test_what_goes_wrong_is_an_exception(tmp_path, capfd):
         (lambda: paceline.resume(tmp_path / "none"), r"there is no run in .*none\. Start one with"),
         (lambda: paceline.resume(out, out=out), "out is no option of resume"),
         (lambda: paceline.load(tmp_path), "holds no checkpoint that can be read"),
+        (lambda: paceline.load(out, step="8"), "step is '8', but must be a whole number"),
+        (lambda: paceline.load(out, step=10**400), "step is a number of 401 digits"),
+        (lambda: paceline.load(out, average="no"), "average is 'no', but must be True, False or None"),  # type: ignore[arg-type]
+        (lambda: paceline.verify(Lines, strategy=None), "strategy is None, but must be text"),
         (lambda: paceline.train(Lines, worker=2), "unknown option 'worker'. Did you mean 'workers'"),
         (lambda: paceline.train(Lines, steps=1, epochs=1), "^epochs= and steps= both say when to end"),
         (lambda: paceline.train(Lines, hosts="a,b"), "hosts is no option of train"),

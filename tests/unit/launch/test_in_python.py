@@ -1,6 +1,7 @@
 """`paceline.launch` takes the options as keywords, and says what is wrong in those words."""
 
 import inspect
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, fields, replace
 from pathlib import Path
@@ -71,6 +72,7 @@ def test_values_have_types():
         ({"out": "a\ud800"}, "out is 'a\\ud800', which no file system takes. Give another path."),
         ({"strategy": 5}, "strategy is 5, but must be text."),
         ({"workers": None}, "workers is None, but must be a whole number."),
+        ({"bucket_mb": math.nan}, "bucket_mb is nan, but must be a number above 0"),
         ({"tuning": None}, "tuning is None, but must be a mapping of names to values, or a Tuning."),
         ({"tuning": 5, "local_steps": 2}, "tuning is 5, but must be a mapping"),
         (

@@ -50,6 +50,15 @@ def test_jsonl_writes_steps_after_its_interval(tmp_path):
     sink.close()
 
 
+def test_jsonl_writes_steps_when_a_checkpoint_is_begun(tmp_path):
+    sink = JsonlSink(tmp_path / "events.jsonl", every=1e9)
+    sink.emit(Note(text="the first event is written"))
+    sink.emit(step(1))
+    sink.flush()
+    assert [event.kind for event in events_in(tmp_path / "events.jsonl")] == ["note", "step"]
+    sink.close()
+
+
 @pytest.mark.parametrize("torn", ['{"kind":"no', "x" * 200_000])
 def test_jsonl_drops_half_a_line_that_a_crash_left(tmp_path, torn):
     path = tmp_path / "events.jsonl"

@@ -42,7 +42,16 @@ def test_averages_are_those_of_torch(kind: type[torch.optim.Optimizer], average:
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"decay": 1.0}, {"decay": -0.1}, {"start": -1}, {"every": 0}, {"every": True}]
+    "wrong",
+    [
+        {"decay": 1.0},
+        {"decay": -0.1},
+        {"start": -1},
+        {"every": 0},
+        {"every": True},
+        {"decay": False},
+        {"evaluated": "no"},
+    ],
 )
 def test_what_cannot_be_is_refused(wrong: dict[str, float]) -> None:
     with pytest.raises(InputError, match="Average: "):

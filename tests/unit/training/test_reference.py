@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from paceline import Task
+from paceline import Best, Task
 from paceline.errors import InputError
-from paceline.training.reference import arguments, load_task
+from paceline.training.reference import arguments, check_task, load_task
 
 ONE = "import paceline\nclass Mine(paceline.Task):\n    def __init__(self, lr: float = 0.1) -> None:\n        self.lr = lr\n"
 
@@ -54,6 +55,8 @@ def test_by_module() -> None:
     [
         ("nowhere.py:Mine", "there is no file nowhere.py"),
         ("no_such_module:Mine", "there is no module 'no_such_module'"),
+        ("../elsewhere/task:Mine", "'../elsewhere/task' is no name of a module. Give path.py:Class"),
+        (".task:Mine", "'.task' is no name of a module"),
         ("tests.contract.nothing:Mine", "there is no module 'tests.contract.nothing'"),
         ("tests.contract.tasks:Clasify", "unknown class .*'Clasify'. Did you mean 'Classify'"),
         ("tests.contract.tasks:drawn", "is a function, not a paceline.Task"),
@@ -127,3 +130,21 @@ def test_a_setting(name: str, text: str, value: Any) -> None:
 def test_settings_that_do_not_fit(settings: dict[str, str], words: str) -> None:
     with pytest.raises(InputError, match=words):
         arguments(Taking, settings)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "words"),
+    [
+        ("keep_best", 2, "Task.keep_best is 2, but must be a paceline.Best."),
+        ("keep_best", Best, "but must be a paceline.Best."),
+        ("early_stopping", False, "Task.early_stopping is False, but must be a paceline.EarlyStopping."),
+        ("average", 0.9, "Task.average is 0.9, but must be a paceline.Average."),
+        ("on_step", 3, "Task.on_step is 3, but must be a method."),
+        ("state", {"a": {}}, "Task.state is {'a': {}}, but must be a method."),
+    ],
+)
+def test_an_attribute_of_another_kind_is_refused(name: str, value: Any, words: str) -> None:
+    task = Task()
+    setattr(task, name, value)
+    with pytest.raises(InputError, match=re.escape(words)):
+        check_task(task)
