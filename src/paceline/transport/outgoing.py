@@ -55,7 +55,19 @@ class PeerAddress:
 class _Message:
     """What is left to send of a message."""
 
-    __slots__ = ("_at", "_head", "_large", "_place", "_seal", "begun", "done", "left", "parts", "size")
+    __slots__ = (
+        "_at",
+        "_head",
+        "_large",
+        "_place",
+        "_seal",
+        "begun",
+        "done",
+        "left",
+        "owned",
+        "parts",
+        "size",
+    )
 
     def __init__(
         self,
@@ -68,7 +80,7 @@ class _Message:
         self.left = first
         self._large, self._head, self._seal, self.parts = buffers, head, seal, parts
         self._at, self._place = 0, 1
-        self.begun = self.done = False
+        self.begun = self.done = self.owned = False
         self.size = len(first) + sum(map(len, buffers))
 
     @property
@@ -166,14 +178,14 @@ class Outgoing:
             first = table + content
             if seal is not None:
                 first = seal.close(head, 0, first)
-                if copies:
+                if copies and buffers:  # else there is nothing to wait for
                     buffers, seal = _sealed(seal, head, buffers), None
             whole = b"".join((LENGTH.pack(len(head) + len(first)), head, first))
             sent = 0 if buffers or self._queue else self._try(whole)
             if sent == len(whole):
                 return True
             message = _Message(memoryview(whole)[sent:] if sent else whole, buffers, head, seal, parts)
-            message.begun = sent > 0
+            message.begun, message.owned = sent > 0, copies
             self._queue.append(message)
             self._waiting += message.size
             if len(self._queue) == 1 and not self._flush():
@@ -232,7 +244,8 @@ class Outgoing:
             if self._arena is not None and self._holder is not None and len(frame) >= UNIT:
                 part = self._arena.put(frame, self._holder)
             if part is None:
-                buffers.append(frame)
+                if len(frame):  # else nothing is read for it
+                    buffers.append(frame)
                 entries.append(ENTRY.pack(len(frame), 0))
             else:
                 parts.append(part)
@@ -302,6 +315,8 @@ class Outgoing:
 
     def _copy(self, message: _Message) -> None:
         """Make a message independent of the sender's memory; without room for that nothing is sent of what that becomes later."""
+        if message.owned:
+            return
         try:
             message.copy()
         except BaseException:

@@ -4,7 +4,7 @@ import selectors
 
 import pytest
 
-from paceline.launch.nodes.admission import AGAIN_S, Admission, FollowingMachine
+from paceline.launch.nodes.admission import AGAIN_S, ANSWER_S, Admission, FollowingMachine
 from paceline.launch.nodes.reachability import ReachablePort, Target
 from tests.patience import HANG_S
 
@@ -20,7 +20,8 @@ class Lobby:
         self.cut = set()
         self.gone = None
         """Who goes when it is asked."""
-        self.now = 1000.0
+        self.now = 0.0
+        """Before any deadline of the attempts, which go by the clock."""
         self.admission = Admission(self._target("leader"), self.selector, self._ask, patience_s=5.0)
 
     def _target(self, name):
@@ -109,3 +110,23 @@ def test_machines_of_one_name_are_tried_one_after_the_other(lobby):
     assert lobby.go() == (2, ["a", "b"])
     lobby.cut = [{"a", "b"}]
     assert lobby.go() == (3, ["a", "b"])
+
+
+def test_one_that_is_silent_does_not_cost_another_the_trial_without_a_machine_that_went(lobby):
+    """The silent one draws the trial out beyond the patience that lets a machine be noticed as gone."""
+    lobby.come("a")
+    lobby.go()
+    lobby.come("b", "silent")
+    lobby.admission.advance(0.0, lobby.present, room=9)
+    (a, trial, _), (b, *_), _ = sorted(lobby.asked, key=lambda one: one[0].name)
+    lobby.asked = []
+    lobby.admission.answered(b, trial, {"a": "why"})
+    lobby.present.remove(a)
+    lobby.admission.drop(a)
+    for key, _ in lobby.selector.select(HANG_S):
+        key.data()
+    lobby.now = ANSWER_S
+    verdicts = lobby.admission.advance(lobby.now, [], room=9)
+    assert [one.machine.name for one in verdicts] == []
+    lobby.now += AGAIN_S
+    assert lobby.go() == (2, ["b", "silent"])

@@ -207,6 +207,19 @@ def test_one_too_many_waits_until_another_leaves(lead, visit):
     assert list(leader.here) == [2]
 
 
+def test_a_trial_does_not_wait_for_a_machine_that_is_sent_away_meanwhile(lead, visit):
+    leader = lead(nodes="1:3")
+    first = visit(leader, host="first")
+    leader.until(lambda: first.heard("welcome"))
+    first.answers = False
+    second = visit(leader)
+    assert leader.until(lambda: second.heard("do")) == "reach"
+    leader.leading.expel(1, "it is late")
+    assert 1 not in leader.leading._admission._trial.awaited
+    leader.until(lambda: second.heard("welcome"))
+    assert not first.gone
+
+
 def test_a_machine_that_cannot_be_reached_is_turned_away_by_name(lead, visit):
     leader = lead()
     with socket.create_server((HERE, 0)) as free:

@@ -512,6 +512,57 @@ def test_what_is_copied_is_sent_as_it_was_while_the_peer_takes_its_time(host, mo
         end.mailbox.close()
 
 
+def test_an_answer_without_large_buffers_does_not_wait_for_a_peer_that_takes_little(monkeypatch):
+    one, other = End("127.0.0.1"), End("127.0.0.1")
+    go_on = threading.Event()
+
+    def take(*message):
+        go_on.wait(HANG_S)
+        other.take(*message)
+
+    def waits(*_):
+        go_on.set()
+        raise AssertionError("it waits")
+
+    one.start(other=other)
+    other.mailbox.start({"one": one.entry}, take, other.lose)
+    one.mailbox.send("other", b"first", [])
+    way = one.mailbox._ways["other"]
+    wait_until(lambda: way._connection is not None and not way._queue)
+    monkeypatch.setattr(way, "_wait", waits)
+    one.mailbox.send("other", b"x" * (15 << 20), [], copies=True)
+    assert len(way._queue) == 1
+    go_on.set()
+    other.wait(lambda: len(other.got) == 2)
+    for end in (one, other):
+        end.mailbox.close()
+
+
+def test_what_is_its_own_copy_is_not_copied_again(ends, monkeypatch):
+    one, other = ends
+    memory, way = bytearray(b"a" * (PIECE + 1)), one.mailbox._ways["other"]
+
+    def full(_):
+        raise MemoryError
+
+    monkeypatch.setattr("paceline.transport.outgoing._Message.copy", full)
+    with way._lock:
+        way._connecting = threading.current_thread()  # as if it took its time
+    assert one.mailbox.send("other", b"", [memoryview(memory)], waits=False, copies=True)
+    memory[:] = b"b" * len(memory)
+    way._connect()
+    other.wait(lambda: [frames for *_, frames in other.got] == [[b"a" * len(memory)]])
+
+
+@pytest.mark.parametrize("copies", [False, True])
+def test_an_empty_buffer_keeps_its_place(ends, copies):
+    one, other = ends
+    assert one.mailbox.send("other", b"x", [memoryview(b""), LARGE], copies=copies)
+    assert one.mailbox.send("other", b"y", [])
+    other.wait(lambda: [len(frames) for *_, frames in other.got] == [2, 0])
+    assert other.got[0][2] == [b"", bytes(LARGE)]
+
+
 def test_connections_over_the_network_notice_a_machine_that_is_gone(far):
     one, other = far
     one.mailbox.send("other", b"x", [])

@@ -8,7 +8,7 @@ another may be silent without being given up: perhaps that one is gone, and nobo
 from __future__ import annotations
 
 import selectors
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from paceline.launch.nodes.reachability import ATTEMPT_S, ConnectionAttempts, Target
@@ -73,22 +73,39 @@ class _Trial:
     """This machine's attempt to reach them."""
     awaited: set[int]
     deadline: float
-    failed: list[_Failure] = field(default_factory=list)
+    failed_by: dict[int, list[_Failure]] = field(default_factory=dict)
+    """By the index of who did not reach another. They may be too many to look through for each newcomer."""
+    failed_to: dict[str, list[_Failure]] = field(default_factory=dict)
+    """By the name of who was not reached."""
     doubtful: dict[int, str] = field(init=False)
     """The names of newcomers that were not let in, by index: nobody has to reach them."""
+    present: frozenset[int] = field(init=False)
+    """The machines that were let in before."""
+    outdated: bool = False
+    """Whether one of those has gone since: it may be all that speaks against a newcomer."""
 
     def __post_init__(self) -> None:
         self.doubtful = {one.index: one.name for one in self.machines}
+        self.present = frozenset(self.awaited - self.doubtful.keys())
+
+    def note(self, index: int, name: str, failed: Mapping[str, str]) -> None:
+        """Take note of whom a machine does not reach."""
+        for unreached, why in failed.items():
+            one = _Failure(index, name, unreached, why)
+            self.failed_by.setdefault(index, []).append(one)
+            self.failed_to.setdefault(unreached, []).append(one)
 
     def reasons(self, machine: FollowingMachine) -> list[str]:
         """Return what speaks against a newcomer; where nothing does, those behind it have to reach it."""
         name = self.doubtful.pop(machine.index)
-        found = [
-            str(one)
-            for one in self.failed
-            if (one.index == machine.index and one.unreached not in self.doubtful.values())
-            or (one.unreached == name and one.index not in self.doubtful)
+        own = [
+            one
+            for one in self.failed_by.get(machine.index, ())
+            if one.unreached not in self.doubtful.values()
         ]
+        excused = {machine.index, *self.doubtful}
+        others = [one for one in self.failed_to.get(name, ()) if one.index not in excused]
+        found = [str(one) for one in (*own, *others)]
         if machine.index in self.awaited:
             found.append(f"{machine.name} does not say whom it reaches")
         if found:
@@ -132,6 +149,8 @@ class Admission:
             self._trial.awaited.discard(machine.index)
             if machine in self._trial.machines:
                 self._trial.machines.remove(machine)
+            elif machine.index in self._trial.present:
+                self._trial.outdated = True
             if not self._trial.machines:
                 self._end()
 
@@ -141,7 +160,7 @@ class Admission:
         if trial is None or trial.number != number or machine.index not in trial.awaited:
             return
         trial.awaited.remove(machine.index)
-        trial.failed += [_Failure(machine.index, machine.name, name, why) for name, why in failed.items()]
+        trial.note(machine.index, machine.name, failed)
 
     def advance(self, now: float, present: Sequence[FollowingMachine], *, room: int) -> list[Verdict]:
         """Go on with the trial, or begin the next with as many as there is room for; return what came of it."""
@@ -154,7 +173,7 @@ class Admission:
         late = now >= trial.deadline
         if own is None or (trial.awaited and not late):
             return []
-        trial.failed += [_Failure(0, self._own.name, name, why) for name, why in own.items()]
+        trial.note(0, self._own.name, own)
         self._end()
         return self._judge(trial, now)
 
@@ -203,7 +222,7 @@ class Admission:
         verdicts = []
         for machine in trial.machines:
             reasons = trial.reasons(machine)
-            if reasons and now - self._since[machine] < self._patience_s:
+            if reasons and (trial.outdated or now - self._since[machine] < self._patience_s):
                 self._waiting[machine] = now + AGAIN_S
             else:
                 del self._since[machine]

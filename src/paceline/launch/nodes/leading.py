@@ -126,6 +126,7 @@ class Leading:
         for one in self.present():
             if one.index == index:
                 self._send_away(one, {"do": "leave", "reason": reason})
+                self._admission.drop(one)  # nobody waits for its answers, nor has to reach it
                 self._observer.left(one, f"was sent away: {reason}")
 
     def dismiss(self, outcome: Outcome) -> None:
