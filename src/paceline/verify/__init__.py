@@ -5,14 +5,14 @@
 
 from paceline import lazy
 
-__all__ = ["Report", "Request", "verify"]
+__all__ = ["Report", "VerifyRequest", "verify"]
 
 lazy.call(__name__, "paceline.in_python.verifying", "verify")
 __getattr__, __dir__ = lazy.names(
     __name__,
     {
         "Report": "paceline.verify.report",
-        "Request": "paceline.verify.proof.request",
+        "VerifyRequest": "paceline.verify.proof.request",
         "verify": "paceline.verify.proof.check",
     },
 )

@@ -53,7 +53,15 @@ def numbers(options: type[Options]) -> list[str]:
 def test_every_number_of_every_class_of_options_has_a_range() -> None:
     found = {(one.__module__, one.__name__): numbers(one) for one in options_classes()}
     names = {name for _, name in found}
-    assert {"RunOptions", "Tuning", "TrainSpec", "LaunchSpec", "Request", "PlanRequest", "Replay"} <= names
+    assert {
+        "RunOptions",
+        "Tuning",
+        "TrainSpec",
+        "LaunchSpec",
+        "VerifyRequest",
+        "PlanRequest",
+        "SegmentReplay",
+    } <= names
     for one in options_classes():
         for item in fields(one):  # type: ignore[arg-type]
             if item.name in numbers(one):
