@@ -23,6 +23,7 @@ from torch import Tensor, nn
 
 from paceline.compat.modules import plain_call, replace_call
 from paceline.errors import InputError
+from paceline.strategies.attention.swap import swap_attention
 from paceline.strategies.guards.loss_checks import refuse_mean
 from paceline.strategies.precision import Precision, widened
 from paceline.task import Loss
@@ -53,6 +54,8 @@ class Compiler:
     ) -> None:
         """`repeatable`: with the same kernels in every process. `in_pieces`: large graphs, for what that is worth."""
         self.world, self.note, self.repeatable, self.in_pieces = world, note, repeatable, in_pieces
+        self.compilations = 0
+        """How many calls of all regions together have compiled."""
         self._regions: dict[Hashable, Region] = {}
 
     def of(self, function: Function) -> Region:
@@ -104,6 +107,8 @@ class Region:
             self._phase = compiler.world.status_page.enter(Phase.COMPILE)
         if self._calls > 1 and not self._new:
             compiler.note(f"compiling again, for {_shapes(inputs)}")
+        if compiler.repeatable:
+            swap_attention(graph, compiler.world.device)
         shown = self._graphs.outputs_without_memory(graph, inputs)
         # Each term of a loss has a backward pass, and all but the last one keep the graph.
         ways_back = (
@@ -125,6 +130,7 @@ class Region:
         """Look at what a call has come to that has compiled."""
         new, self._new = self._new, []
         self._compilations += 1
+        self._compiler.compilations += 1
         if self._calls == 1 and len(new) != 1:
             so_far = f"a step was compiled in {len(new)} parts" if new else "nothing of a step was compiled"
             self._compiler.note(

@@ -261,6 +261,16 @@ def test_attention_of_gpus_has_operators() -> None:
     assert all(hasattr(torch.ops.aten, name) for name in ATTENTION)
 
 
+@leans_on("torch.ops.aten._scaled_dot_product_cudnn_attention")
+def test_attention_of_cudnn_takes_and_returns_what_we_think() -> None:
+    taken = torch.ops.aten._scaled_dot_product_cudnn_attention.default._schema
+    assert [one.name for one in taken.arguments] == [
+        *("query", "key", "value", "attn_bias", "compute_log_sumexp", "dropout_p", "is_causal"),
+        *("return_debug_mask", "scale"),
+    ]
+    assert [one.name for one in taken.returns][:2] == ["output", "logsumexp"]
+
+
 @leans_on("torch._subclasses.fake_tensor.FakeTensor", "torch._subclasses.fake_tensor.FakeTensorMode")
 def test_a_fake_tensor_has_a_shape_and_no_memory() -> None:
     from paceline.compat.fake_tensors import FakeTensor, FakeTensorMode

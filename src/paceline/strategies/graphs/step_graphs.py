@@ -66,6 +66,7 @@ class StepGraphs:
         self._places: list[int] = []
         self._alike = 0
         self._timed: tuple[torch.cuda.Event, torch.cuda.Event, float] | None = None
+        self._ended: torch.cuda.Event | None = None
         self._launching = self._asked
         self._tensors_of = None
         self._replica.fused.forget()  # the captured update takes the gradients of the captured step
@@ -142,19 +143,29 @@ class StepGraphs:
         """Compute a step, and find out from an earlier one whether launching its kernels is what takes the time."""
         if self._launching or self._graph is not None:
             return self._computed(work, loss, max_grad_norm)
+        # A CPU ahead of its GPU waits for room in the queue of launches, so only a step that finds the GPU idle tells the two
+        # apart; not the first one, in which libraries are loaded.
+        idle = self._ended is not None and self._ended.query()  # type: ignore[no-untyped-call]
         if self._timed is not None and self._timed[1].query():  # type: ignore[no-untyped-call]
             begin, end, seconds = self._timed
             self._timed = None
             on_gpu = begin.elapsed_time(end) / 1e3
-            self._launching = on_gpu < _BUSY * seconds and self._has_room() and self._replica.compiler is None
+            self._launching = on_gpu < _BUSY * seconds and self._has_room()
         begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
+        compiled = self._compilations()
         started = time.perf_counter()
         begin.record()
         result = self._computed(work, loss, max_grad_norm)
         end.record()
-        if self._timed is None:
+        self._ended = end
+        # While something is compiled the GPU waits, which says nothing about other steps.
+        if self._timed is None and idle and self._compilations() == compiled:
             self._timed = begin, end, time.perf_counter() - started
         return result
+
+    def _compilations(self) -> int:
+        compiler = self._replica.compiler
+        return 0 if compiler is None else compiler.compilations
 
     def _has_room(self) -> bool:
         device = self._replica.world.device
