@@ -44,7 +44,7 @@ def main(run: paceline.Run, epochs: int):
     models = {"generator": generator, "discriminator": discriminator}
     models, _ = run.prepare(models, {"generator": adam, "discriminator": adam})
     paint, judge = models["generator"], models["discriminator"]
-    means = {"generator": 0.0, "discriminator": 0.0}
+    means = run.register("means", {"generator": 0.0, "discriminator": 0.0})
     turns = ("discriminator", "generator")
     for step in run.steps(Digits().train_data(), batch_size=64, epochs=epochs, turns=turns):
         for real, _ in step:

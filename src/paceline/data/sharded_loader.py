@@ -71,6 +71,7 @@ class ShardedLoader:
         An `order` says what an epoch reads, in place of `shuffle`.
         """
         check_dataset(dataset)
+        _check_functions(collate=collate, worker_init_fn=worker_init_fn)
         batch_size, shards = COUNT.read("batch_size", batch_size), SHARDS.read("shards", shards)
         _check_cut(batch_size, shards, owned)
         if micro_batch is not None:
@@ -225,6 +226,12 @@ class ShardedLoader:
         if self._running is not None:
             self._running.close()
             self._running = None
+
+
+def _check_functions(**given: Any) -> None:
+    for name, value in given.items():
+        if value is not None and not callable(value):
+            raise InputError(f"{name} is {value!r:.60}, but must be a function.")
 
 
 def _check_cut(batch_size: int, shards: int, owned: range) -> None:

@@ -117,6 +117,10 @@ def _samples(path: str, *, decode: Decode | None) -> Iterator[Any]:
             raise InputError(
                 f"{name} in {path} ends in {KEY}, which is the name of a sample. Give it another ending."
             )
+        if ending in sample:
+            raise InputError(
+                f"{name} in {path}: its sample has a member .{ending} already. Write the file again, each sample's members once."
+            )
         sample[KEY] = key
         sample[ending] = _decoded(path, name, ending, content)
     if sample:

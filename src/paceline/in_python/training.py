@@ -114,6 +114,10 @@ class _Training:
         out = said.get("out")
         if said.get("resume") and out is None:
             raise InputError("--resume needs the folder of the run to resume. Give --out.")
+        if task is None and not said.get("resume"):
+            raise InputError(
+                'there is no task to train. Give a class, an instance, or text as "file.py:Class".'
+            )
         before = run_folder.read_spec(out) if said.get("resume") and out is not None else {}
         self.task, self.settings = task, settings
         self.source = _source(task, before, out)

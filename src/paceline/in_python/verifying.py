@@ -37,7 +37,7 @@ def verify(
     `hash_seed` also repeats the first steps in a fresh process. `options` are those of `paceline.train`.
     """
     check_importing()
-    with errors_in_keywords(in_words):
+    with errors_in_keywords(_words):
         given: Mapping[str, Any] = options
         check_names("verify", given, ("settings", "threads", "hash_seed"))
         idle = next((name for name in WITHOUT_EFFECT if name in given), None)
@@ -65,6 +65,10 @@ def verify(
         from paceline.verify.proof.check import verify as check
 
         return check(request)
+
+
+def _words(text: str) -> str:
+    return in_words(text.replace("--hash-seed", "hash_seed"))  # which is an option of verify alone
 
 
 verify.__signature__ = signature(verify, OF_TASK, WITHOUT_EFFECT)  # type: ignore[attr-defined]

@@ -95,6 +95,8 @@ def test_what_goes_wrong_is_an_exception(tmp_path, capfd):
         (lambda: paceline.train(Lines, settings={"lx": 1}), "Did you mean 'lr'"),
         (lambda: paceline.verify(Lines, worker=2), "Did you mean 'workers'"),
         (lambda: paceline.verify(Lines, out="x"), "out is no option of verify"),
+        (lambda: paceline.verify(Lines, hash_seed=3), "^hash_seed is 3, but must be True or False"),  # type: ignore[arg-type]
+        (lambda: paceline.train(None), "^there is no task to train"),
     ):
         with pytest.raises(paceline.InputError, match=words) as caught:
             call()

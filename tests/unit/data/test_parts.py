@@ -224,6 +224,12 @@ def test_members_that_cannot_be_trusted_are_refused(
         epoch_of(TarFiles([path]), shards=1)
 
 
+def test_a_sample_with_two_members_of_one_ending_is_refused(tmp_path: Path) -> None:
+    path = written(tmp_path / "a.tar", {"a.txt": b"1", "a.JSON": b"1", "a.json": b"2"})
+    with pytest.raises(InputError, match=r"a\.json in .*: its sample has a member \.json already"):
+        epoch_of(TarFiles([path]), shards=1)
+
+
 @pytest.mark.parametrize("ending", ["", ".gz"])
 @pytest.mark.parametrize("damage", ["cut", "header"])
 def test_a_tar_file_that_is_not_whole_is_refused(tmp_path: Path, damage: str, ending: str) -> None:

@@ -129,6 +129,8 @@ class Endless:
         (Squares(9), {"micro_batch": 0}, "micro_batch is 0"),
         (Squares(9), {"num_workers": -1}, "num_workers is -1"),
         (Squares(9), {"prefetch": 0}, "prefetch is 0"),
+        (Squares(9), {"collate": 3}, "collate is 3, but must be a function"),
+        (Squares(9), {"worker_init_fn": "f"}, "worker_init_fn is 'f', but must be a function"),
         (Endless(), {}, "Endless has __getitem__ but no length"),
         (7, {}, "a int is not a data set"),
         ((item for item in [1, 2]), {}, "can be read only once"),
