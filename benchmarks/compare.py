@@ -94,7 +94,26 @@ class Trial:
 
     def run(self) -> bool:
         """Run it to its end; return whether it ended well."""
-        return end(self.start())
+        return self.end(self.start())
+
+    def end(self, process: subprocess.Popen[bytes]) -> bool:
+        """Wait for the end of the run, and end what is left of it; return whether it ended well."""
+        try:
+            return process.wait(LIMIT_S) == 0
+        except subprocess.TimeoutExpired:
+            return False
+        finally:
+            self.kill(process)
+
+    def kill(self, process: subprocess.Popen[bytes]) -> None:
+        """Kill the command, its process group, and what it has started in groups of their own, as torchrun does."""
+        try_kill(os.killpg, process.pid)
+        process.wait()
+        mark = f"COMPARE_OUT={self.folder}".encode()
+        for place in Path("/proc").glob("[0-9]*"):
+            with contextlib.suppress(OSError):
+                if mark in (place / "environ").read_bytes().split(b"\0"):
+                    try_kill(os.kill, int(place.name))
 
     def journals(self) -> list[dict[str, Any]]:
         """Return what all processes wrote down, by time; each line with the rank and the process."""
@@ -117,24 +136,6 @@ class Trial:
         at = [line["at"] for line in self.journals() if line["rank"] == 0 and "step" in line]
         steps = [1000 * (b - a) for a, b in itertools.pairwise(at[3:])]
         return {"first_step_s": at[0] - self.started, "step_ms": statistics.median(steps)}
-
-
-def end(process: subprocess.Popen[bytes]) -> bool:
-    """Wait for the end of a run, and end what is left of it."""
-    try:
-        return process.wait(LIMIT_S) == 0
-    except subprocess.TimeoutExpired:
-        return False
-    finally:
-        kill_all(process)
-
-
-def kill_all(process: subprocess.Popen[bytes], *pids: int) -> None:
-    """Kill a command, its process group, and processes of it that have groups of their own."""
-    for pid in pids:
-        try_kill(os.kill, pid)
-    try_kill(os.killpg, process.pid)
-    process.wait()
 
 
 def try_kill(kill: Any, pid: int) -> None:
@@ -207,8 +208,8 @@ def resume(framework: str, base: Path, quiet: Trial) -> dict[str, Any]:
     """Kill all processes, start again, and count which samples the final weights have seen."""
     run = trial("resume", framework, base, "killed")
     process = run.start()
-    before = wait_for(run, process, KILL_AT)
-    kill_all(process, *{line["process"] for line in before})
+    wait_for(run, process, KILL_AT)
+    run.kill(process)
     time.sleep(1.0)  # what the launcher forked goes with it
     before = [line for line in run.journals() if "step" in line]
     ended = run.run()
@@ -242,7 +243,7 @@ def kill(framework: str, base: Path, quiet: Trial) -> dict[str, Any]:
     victim = next(line["process"] for line in reversed(before) if line["rank"] == 1)
     killed = time.time()
     try_kill(os.kill, victim)
-    ended = end(process)
+    ended = run.end(process)
     reached = max(line.get("step", 0) for line in before)
     later = [
         line

@@ -67,10 +67,14 @@ def enter() -> None:
 
 def _meet(world: Any) -> None:
     rank, size = world.Get_rank(), world.Get_size()
+    networks: list[str] = world.allgather(interfaces.network())
+    nodes = list(dict.fromkeys(networks))
+    beside = [one for one, network in enumerate(networks) if network == networks[rank]]
     hosts: list[str] = world.allgather(env.host())
-    nodes = list(dict.fromkeys(hosts))
-    beside = [one for one, host in enumerate(hosts) if host == hosts[rank]]
-    said = world.bcast(_serve(nodes) if rank == 0 else None)
+    other = next(
+        (host for host, network in zip(hosts, networks, strict=True) if network != networks[0]), None
+    )
+    said = world.bcast(_serve(other) if rank == 0 else None)
     address, port, store, made_secret = said
     if len(nodes) > 1 and not made_secret and run_secret() is None:
         raise InputError(
@@ -81,7 +85,7 @@ def _meet(world: Any) -> None:
         size=size,
         local_rank=beside.index(rank),
         local_size=len(beside),
-        node_rank=nodes.index(hosts[rank]),
+        node_rank=nodes.index(networks[rank]),
         nodes=len(nodes),
         master_address=address,
         master_port=port,
@@ -90,14 +94,15 @@ def _meet(world: Any) -> None:
     env.export(identity.variables() | ({env.SECRET: made_secret} if made_secret else {}))
 
 
-def _serve(nodes: list[str]) -> tuple[str, int, str, str]:
+def _serve(other: str | None) -> tuple[str, int, str, str]:
     """Serve the store that all ranks meet at; return this machine's address, a free port, the store's address and a secret.
 
-    The secret is empty where one machine needs none, or where somebody has set one, which then is never sent.
+    `other` is the name of another machine, where there is one. The secret is empty where one machine needs none, or where
+    somebody has set one, which then is never sent.
     """
     given = run_secret()
-    secret = (given or Secret.make()) if len(nodes) > 1 else None
-    address = env.LOOPBACK if secret is None else interfaces.reaching(nodes[1]).address
+    secret = None if other is None else given or Secret.make()
+    address = env.LOOPBACK if other is None else interfaces.reaching(other).address
     folder = RuntimeFolder()
     point = MeetingPoint(address, folder, secret)
 
