@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from multiprocessing.connection import wait
 from typing import Any
@@ -24,10 +25,24 @@ def lost_workers(iterator: Iterator[Any], patience_s: float) -> list[tuple[int, 
 
 
 def _ended(workers: list[Any], patience_s: float) -> list[tuple[int, int, int]]:
-    for sentinel in wait([one.sentinel for one in workers], patience_s):
-        # It is closed a moment before the process is gone.
-        next(one for one in workers if one.sentinel == sentinel).join()
-    return [(place, one.pid, one.exitcode) for place, one in enumerate(workers) if one.exitcode is not None]
+    ready = set(wait([one.sentinel for one in workers], patience_s))
+    # A sentinel is closed a moment before its process is gone.
+    found = [
+        (place, one.pid, _status(one, until_end=one.sentinel in ready)) for place, one in enumerate(workers)
+    ]
+    return [(place, pid, status) for place, pid, status in found if status is not None]
+
+
+def _status(worker: Any, *, until_end: bool) -> int | None:
+    """Return how a process ended, and leave it to be asked again: an exception between a wait and its answer would lose that."""
+    try:
+        ended = os.waitid(os.P_PID, worker.pid, os.WEXITED | os.WNOWAIT | (0 if until_end else os.WNOHANG))
+    except ChildProcessError:  # multiprocessing has asked already
+        known: int | None = worker.exitcode
+        return known
+    if ended is None:
+        return None
+    return ended.si_status if ended.si_code == os.CLD_EXITED else -ended.si_status
 
 
 def show_dataset(dataset: Any) -> None:

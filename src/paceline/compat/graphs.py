@@ -35,17 +35,28 @@ def allow_graphs(count: int) -> None:
 
 
 def compile_graph(
-    graph: Graph, inputs: Sequence[Any], *, piece_bytes: int | None, repeatable: bool, passes_once: bool
+    graph: Graph,
+    inputs: Sequence[Any],
+    *,
+    piece_bytes: int | None,
+    repeatable: bool,
+    passes_once: bool,
+    cached: bool,
 ) -> Compiled:
     """Compile a graph with torch's own compiler.
 
     `piece_bytes`: in pieces of at least so many bytes of parameters, each with a backward pass of its own; None is one piece.
-    `repeatable`: no kernel is chosen by timing it. `passes_once`: no backward pass keeps the graph for another one.
+    `repeatable`: no kernel is chosen by timing it. `passes_once`: no backward pass keeps the graph for another one. `cached`:
+    torch may take the traced passes of an earlier process, which it knows by the names of what a graph calls.
     """
     chosen: dict[str, Any] = (
         {"deterministic": True} if repeatable and hasattr(_inductor, "deterministic") else {}
     )
-    with _inductor.patch(chosen), _functorch.patch(donated_buffer=_functorch.donated_buffer and passes_once):
+    traced: dict[str, Any] = {
+        "donated_buffer": _functorch.donated_buffer and passes_once,
+        "enable_autograd_cache": _functorch.enable_autograd_cache and cached,
+    }
+    with _inductor.patch(chosen), _functorch.patch(traced):
         # Blocks that are recomputed are graphs inside this one, which torch 2.11 does not split.
         if piece_bytes is None or _has_subgraphs(graph):
             return _callable(compile_fx(graph, list(inputs)))

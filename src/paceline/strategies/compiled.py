@@ -107,8 +107,7 @@ class Region:
             self._phase = compiler.world.status_page.enter(Phase.COMPILE)
         if self._calls > 1 and not self._new:
             compiler.note(f"compiling again, for {_shapes(inputs)}")
-        if compiler.repeatable:
-            swap_attention(graph, compiler.world.device)
+        swapped = compiler.repeatable and swap_attention(graph, compiler.world.device)
         shown = self._graphs.outputs_without_memory(graph, inputs)
         # Each term of a loss has a backward pass, and all but the last one keep the graph.
         ways_back = (
@@ -121,6 +120,7 @@ class Region:
             piece_bytes=max(SMALLEST_PIECE, trained // PIECES) if compiler.in_pieces else None,
             repeatable=compiler.repeatable,
             passes_once=ways_back <= 1,
+            cached=not swapped,
         )
         new = _NewGraph(made, shown)
         self._new.append(new)

@@ -19,7 +19,7 @@ graphs.allow_graphs(64)
 shown = []
 def backend(graph, inputs):
     shown.extend(graphs.outputs_without_memory(graph, inputs))
-    return graphs.compile_graph(graph, inputs, piece_bytes=64, repeatable=True, passes_once=False)
+    return graphs.compile_graph(graph, inputs, piece_bytes=64, repeatable=True, passes_once=False, cached=True)
 model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
 def average(values): return model(values).mean()
 total = torch.compile(average, backend=backend, dynamic=False)(torch.ones(2, 4))

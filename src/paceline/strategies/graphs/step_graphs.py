@@ -35,6 +35,8 @@ _PAYS = 100
 """After so many replays of one graph it is worth while to capture another."""
 _BUSY = 1.5
 """Where a step keeps the GPU busy for so many times as long as the CPU, launching is not what takes the time."""
+_SLOW = 3
+"""So many steps one after the other must have waited for launches."""
 _ROOM = 4
 """A step that needs more than this part of the GPU's memory is not captured unasked: a graph keeps it for itself."""
 
@@ -67,7 +69,7 @@ class StepGraphs:
         self._alike = 0
         self._timed: tuple[torch.cuda.Event, torch.cuda.Event, float] | None = None
         self._ended: torch.cuda.Event | None = None
-        self._launching = self._asked
+        self._launching, self._slow = self._asked, 0
         self._tensors_of = None
         self._replica.fused.forget()  # the captured update takes the gradients of the captured step
 
@@ -85,9 +87,10 @@ class StepGraphs:
 
     def _give_up(self, why: str) -> None:
         """Compute all steps as ever from now on."""
+        expected = self._asked or self._launching
         self.drop()
         self._over = True
-        if self._asked or self._launching:
+        if expected:
             self._note(f"steps are not captured as a CUDA graph: {why}.")
 
     # One step.
@@ -150,7 +153,9 @@ class StepGraphs:
             begin, end, seconds = self._timed
             self._timed = None
             on_gpu = begin.elapsed_time(end) / 1e3
-            self._launching = on_gpu < _BUSY * seconds and self._has_room()
+            # Once may be chance: another thread, or the garbage collector.
+            self._slow = self._slow + 1 if on_gpu < _BUSY * seconds else 0
+            self._launching = self._slow >= _SLOW and self._has_room()
         begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
         compiled = self._compilations()
         started = time.perf_counter()
