@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from multiprocessing.connection import wait
 from typing import Any
 
@@ -19,9 +20,13 @@ def lost_workers(iterator: Iterator[Any], patience_s: float) -> list[tuple[int, 
     """Return number, process id and exit status (or minus a signal) of processes that have ended or do within some seconds."""
     workers = iterator._workers  # type: ignore[attr-defined]
     try:
-        return _ended(workers, patience_s)
-    except RuntimeError:  # torch's handler of SIGCHLD tells of the same end, once, wherever that finds us
-        return _ended(workers, patience_s)
+        found = _ended(workers, patience_s)
+    except RuntimeError:  # torch's handler of SIGCHLD tells of the same end, wherever that finds us
+        found = _ended(workers, patience_s)
+    for place, *_ in found:
+        with suppress(RuntimeError):
+            workers[place].join()  # else torch's handler would tell of it with the end of any other process
+    return found
 
 
 def _ended(workers: list[Any], patience_s: float) -> list[tuple[int, int, int]]:

@@ -72,11 +72,38 @@ def load_optimizer_state(
             ],
         }
     )
+    _restore_types(model, optimizer, saved["state"])
     # torch puts other dicts in their place, and a loop may hold one: group = optimizer.param_groups[0].
     for group, loaded in zip(groups, optimizer.param_groups, strict=True):
         group.clear()
         group.update(loaded)
     optimizer.param_groups[:] = groups
+
+
+def _restore_types(model: nn.Module, optimizer: Optimizer, saved: Mapping[str, Mapping[str, Any]]) -> None:
+    """Give state the type back that it was saved with: torch gives it that of its parameter.
+
+    NAdam keeps a product in single precision whatever it trains, others a copy of half precision weights. What torch calls
+    "step" it treats by itself.
+    """
+    held = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    parameters = dict(zip(_names(model, optimizer), held, strict=True))
+    for name, entry in saved.items():
+        loaded = optimizer.state.get(parameters[name], {})
+        for key, value in entry.items():
+            if key != "step" and key in loaded:
+                loaded[key] = _with_types(loaded[key], value)
+
+
+def _with_types(loaded: Any, saved: Any) -> Any:
+    """Return what was loaded, but tensors that have lost their type as they were saved."""
+    if isinstance(loaded, Tensor) and isinstance(saved, Tensor):
+        return loaded if loaded.dtype == saved.dtype else saved.detach().to(loaded.device, copy=True)
+    if isinstance(loaded, dict) and isinstance(saved, Mapping):
+        return {key: _with_types(one, saved.get(key)) for key, one in loaded.items()}
+    if type(loaded) in (list, tuple) and isinstance(saved, list | tuple) and len(saved) == len(loaded):
+        return type(loaded)(map(_with_types, loaded, saved))
+    return loaded
 
 
 def drop_groups(optimizer: Optimizer, count: int) -> bool:
