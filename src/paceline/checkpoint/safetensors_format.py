@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, suppress
 from functools import cache
@@ -57,6 +58,20 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[s
         raise CheckpointError(
             f"cannot save {name.removeprefix('model/')}: safetensors has no type {error.args[0]}. Keep it in another type."
         ) from error
+    if len(metadata) > 1:
+        _sort_metadata(path)
     # safetensors makes files that only their owner may read. Some disks know no modes.
     with suppress(PermissionError):
         path.chmod(path.parent.stat().st_mode & 0o666)
+
+
+def _sort_metadata(path: Path) -> None:
+    """Write the metadata of a file in the order of its names: safetensors takes another one each time, and files differ."""
+    with path.open("r+b") as file:
+        size = int.from_bytes(file.read(8), "little")
+        header = json.loads(file.read(size))
+        header["__metadata__"] = dict(sorted(header["__metadata__"].items()))
+        text = json.dumps(header, ensure_ascii=False, separators=(",", ":")).encode()
+        if len(text) <= size:  # else it was written in other words, and stays
+            file.seek(8)
+            file.write(text.ljust(size))

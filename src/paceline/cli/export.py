@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
@@ -85,8 +86,7 @@ def export(
         skipped = [(str(path), reason) for path, reason in made.skipped]
         print_json(asdict(made) | {"path": str(made.path), "source": str(made.source), "skipped": skipped})
         return
-    for path, reason in made.skipped:
-        print(f"passed over {path}: {reason}")  # noqa: T201
+    _print_skipped(made.skipped)
     print(  # noqa: T201
         f"{made.path}: {made.tensors} tensors of step {made.step}, {made.size:,} bytes"
         f"{f' in {len(made.files)} files' if made.files[1:] else ''}, sha256 {made.sha256[:16]}"
@@ -106,13 +106,13 @@ def _export_hf(
     json_: bool,
 ) -> None:
     """Write a folder for `from_pretrained`."""
-    from paceline.hf import save_pretrained
+    from paceline.hf.saving import write_pretrained
 
     if overwrite:
         raise InputError(
             "--overwrite does not go with --hf, which writes a folder of its own. Give another --to."
         )
-    made = save_pretrained(
+    made = write_pretrained(
         folder,
         target,
         best=best,
@@ -121,8 +121,15 @@ def _export_hf(
         merge=merge,
         max_shard_size=max_shard_size or "5GB",
     )
-    files = sorted(path.name for path in made.iterdir())
+    files = sorted(path.name for path in made.path.iterdir())
     if json_:
-        print_json({"path": str(made), "files": files})
+        skipped = [(str(path), reason) for path, reason in made.skipped.items()]
+        print_json({"path": str(made.path), "files": files, "step": made.step, "skipped": skipped})
         return
-    print(f"{made}: {', '.join(files)}")  # noqa: T201
+    _print_skipped(made.skipped.items())
+    print(f"{made.path}: {', '.join(files)} of step {made.step}")  # noqa: T201
+
+
+def _print_skipped(skipped: Iterable[tuple[Path, str]]) -> None:
+    for path, reason in skipped:
+        print(f"passed over {path}: {reason}")  # noqa: T201

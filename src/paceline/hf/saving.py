@@ -10,7 +10,7 @@ import os
 import warnings
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -44,12 +44,44 @@ def save_pretrained(
     one. Averages of the weights are written where the run evaluates them, unless `average` says otherwise. Of a model with
     adapters of peft's the adapters alone are written, unless they are to be merged (`merge`).
     """
-    place, target = Path(run_or_checkpoint), Path(out)
+    made = write_pretrained(
+        Path(run_or_checkpoint),
+        Path(out),
+        model=model,
+        best=best,
+        average=average,
+        tokenizer=tokenizer,
+        merge=merge,
+        max_shard_size=max_shard_size,
+    )
+    for path, reason in made.skipped.items():
+        warnings.warn(f"passed over {path}: {reason}", stacklevel=2)
+    return made.path
+
+
+class Pretrained(NamedTuple):
+    """A folder that was written: of which step, and the newer checkpoints that are damaged."""
+
+    path: Path
+    step: int
+    skipped: dict[Path, str]
+
+
+def write_pretrained(
+    place: Path,
+    target: Path,
+    *,
+    model: nn.Module | Callable[[], nn.Module] | None = None,
+    best: bool,
+    average: bool | None,
+    tokenizer: Any,
+    merge: bool,
+    max_shard_size: str,
+) -> Pretrained:
+    """Do what `save_pretrained` does, and say what was written."""
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         raise InputError(f"{target} is there already and not empty. Choose another folder.")
     source, manifest, skipped = find_weights(best_path(place) if best else place)
-    for path, reason in skipped.items():
-        warnings.warn(f"passed over {path}: {reason}", stacklevel=2)
     made = _model(source, model)
     _fill(made, source, manifest, average)
     if merge:
@@ -65,7 +97,7 @@ def save_pretrained(
         if target.exists():
             target.rmdir()
         partial.rename(target)
-    return target
+    return Pretrained(target, manifest.step, skipped)
 
 
 def _model(source: Path, given: nn.Module | Callable[[], nn.Module] | None) -> nn.Module:

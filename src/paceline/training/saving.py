@@ -58,6 +58,7 @@ class Saving:
     def __post_init__(self) -> None:
         self.scoring = Scoring(core=self.core)
         options = self.core.state.options
+        self._in_folder = options.out is not None and (options.out / folder.SPEC).exists()
         if options.out is not None:
             place = options.out / folder.CHECKPOINTS
             checkpoints = Checkpoints(place, keep=options.keep, keep_best=options.keep_best)
@@ -177,6 +178,7 @@ class Saving:
         one of a run is always waited for, and written only if the one before is not of this very step.
         """
         state = self.core.state
+        self._look_for_folder()
         # Workers that have gone their own ways are brought to one state.
         with self.core.loop.guard.updating():
             replica, world = state.replica, state.world
@@ -202,6 +204,16 @@ class Saving:
                 metadata,
                 background=state.options.save_async and not last,
                 unless_saved=last and self.saved_at == state.position and not self._asked,
+            )
+
+    def _look_for_folder(self) -> None:
+        """Tell, once, that the run's folder is gone; the run goes on, for its weights would be lost with it."""
+        out = self.core.state.options.out
+        if self._in_folder and out is not None and not (out / folder.SPEC).exists():
+            self._in_folder = False
+            self._note(
+                f"{out} was moved or removed while the run was in progress. Checkpoints go into a new folder of that name; "
+                "what was recorded before (ledger, events, logs) is not there."
             )
 
     def _meta(self) -> dict[str, Any]:

@@ -35,6 +35,11 @@ def test_a_run_gives_its_newest(run_folder: Path, tmp_path: Path) -> None:
     assert [file.name for file in report.path.parent.iterdir()] == ["model.safetensors"]
 
 
+def test_exports_of_one_checkpoint_are_the_same_bytes(run_folder: Path, tmp_path: Path) -> None:
+    made = {export(run_folder, tmp_path / f"{number}.safetensors").sha256 for number in range(20)}
+    assert len(made) == 1
+
+
 def test_damaged_ones_are_skipped_and_named(
     run_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
