@@ -41,7 +41,9 @@ def predict(
     from paceline.launch import api
     from paceline.launch.console import Console
     from paceline.observe.progress import open_progress
+    from paceline.training.prediction_file import check_path
 
+    check_path(out)
     RunOptions.read(given)  # before it is looked for a run
     before = folder.read_spec(run)
     # The run is resumed where it stands, so it takes no step.
