@@ -228,6 +228,15 @@ def read_whole(
 
 
 @torch.no_grad()
+def check_type(name: str, there: torch.dtype, here: torch.dtype) -> None:
+    """Raise where a saved tensor would be rounded, or made wider, on its way into a model."""
+    if there != here:
+        raise CheckpointError(
+            f"{name} is of {str(there).removeprefix('torch.')} in the state, and of {str(here).removeprefix('torch.')} here. "
+            "Use the task that wrote it, with the settings it had."
+        )
+
+
 def read_model(chunks: Mapping[str, TensorChunk], catalogue: Catalogue, read: Read) -> None:
     """Write a whole model's values into what a worker has of it, by key."""
     for key, chunk in chunks.items():
@@ -238,6 +247,7 @@ def read_model(chunks: Mapping[str, TensorChunk], catalogue: Catalogue, read: Re
                 f"{key.partition('/')[2]} {there} in the state, and has the shape {chunk.meta.shape} here. "
                 "Use the task that wrote it."
             )
+        check_type(key.partition("/")[2], meta.dtype, chunk.meta.dtype)
         chunk.values.copy_(read(key, chunk.bounds))
 
 

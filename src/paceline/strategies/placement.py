@@ -19,6 +19,7 @@ from paceline.state.chunks import (
     LocalState,
     Read,
     assemble,
+    check_type,
     collect,
     split,
     survey,
@@ -190,6 +191,15 @@ def whole_state(model: nn.Module, optimizer: Optimizer) -> dict[str, Any]:
     }
 
 
+def load_weights(model: nn.Module, values: Mapping[str, Any], *, strict: bool = True) -> None:
+    """Load weights and buffers into a model whose own are of the same types."""
+    known = model.state_dict()
+    for name, value in values.items():
+        if isinstance(value, Tensor) and isinstance(known.get(name), Tensor):
+            check_type(name, value.dtype, known[name].dtype)
+    model.load_state_dict(values, strict=strict)
+
+
 def load_whole_state(
     model: nn.Module, optimizer: Optimizer, state: dict[str, Any], *, grows: bool = False
 ) -> None:
@@ -201,7 +211,7 @@ def load_whole_state(
             f"{made_later[0]} was added to the model during the run, so a worker that replaces another does not "
             "have it. Make all modules before run.prepare, frozen at first if need be."
         )
-    model.load_state_dict(state[MODEL])
+    load_weights(model, state[MODEL])
     put_unsaved(model, state.get("buffers", {}))
     load_optimizer_state(model, optimizer, state[OPTIMIZER], grows=grows)
 

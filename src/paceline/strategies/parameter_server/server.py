@@ -31,7 +31,7 @@ from paceline.strategies.parameter_server.dealing import Dealing, named_tensors
 from paceline.strategies.parameter_server.packing import HostPacking
 from paceline.strategies.parameter_server.push_queue import Content, Push, PushQueue
 from paceline.strategies.parameter_server.stepped_options import SteppedOptions
-from paceline.strategies.placement import Optimize, Placement, spread_weights, whole_state
+from paceline.strategies.placement import Optimize, Placement, load_weights, spread_weights, whole_state
 from paceline.strategies.result import StepResult
 from paceline.world import World
 from paceline.world.status_page import Phase
@@ -236,7 +236,7 @@ class ServerPlacement(Placement):
     def load_local_state(self, catalogue: Catalogue, read: Read, extra_state: Mapping[str, Any]) -> None:
         """Load this server's part of a state."""
         state = read_whole(catalogue, read, extra_state, lambda _, name: name in self._mine)
-        self.model.load_state_dict(state[MODEL], strict=False)
+        load_weights(self.model, state[MODEL], strict=False)
         load_optimizer_state(self.model, self.optimizer, state[OPTIMIZER])
         self._release()
         self._stale = True
