@@ -25,7 +25,7 @@ import paceline
 here = paceline.__path__[0]
 assert here.startswith(sys.prefix), here
 failed, found = [], 0
-optional = ("mpi4py", "ray", "gymnasium", "sklearn", "wandb", "mlflow", "tensorboard", "torchdata")
+optional = ("mpi4py", "ray", "gymnasium", "sklearn", "wandb", "mlflow", "tensorboard", "torchdata", "triton")
 for one in pkgutil.walk_packages([here], "paceline."):
     if one.name.endswith("__main__"):
         continue
