@@ -227,7 +227,6 @@ def read_whole(
     return {**state, OPTIMIZER: {**state[OPTIMIZER], "state": slots}}
 
 
-@torch.no_grad()
 def check_type(name: str, there: torch.dtype, here: torch.dtype) -> None:
     """Raise where a saved tensor would be rounded, or made wider, on its way into a model."""
     if there != here:
@@ -237,6 +236,7 @@ def check_type(name: str, there: torch.dtype, here: torch.dtype) -> None:
         )
 
 
+@torch.no_grad()
 def read_model(chunks: Mapping[str, TensorChunk], catalogue: Catalogue, read: Read) -> None:
     """Write a whole model's values into what a worker has of it, by key."""
     for key, chunk in chunks.items():
