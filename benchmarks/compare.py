@@ -303,7 +303,15 @@ round, and says at its top what counts as right. Times are relative to plain DDP
 NOTES = """
 A wrong answer here is no fault of a script: DDP averages means, so tokens in short batches count for more; its sampler repeats
 samples until the workers divide them; dropout and noise are drawn by rank, so two workers train another model than one. Each
-framework documents ways around some of this. paceline needs none.
+framework documents ways around some of this. paceline needs none; that the weights do not depend on the number of workers is
+shown on any task by
+
+```console
+$ paceline verify digits --strategy ddp --workers 2 --steps 4
+digits: 4 steps...
+...
+every promise holds...
+```
 """
 
 

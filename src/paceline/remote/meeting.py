@@ -5,7 +5,6 @@ from __future__ import annotations
 import hmac
 import json
 import os
-import socket
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -22,9 +21,8 @@ if TYPE_CHECKING:
 
 def this_machine() -> str:
     """Return what workers that can share a folder have in common; a launcher may have several nodes on one machine."""
-    kernel = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     identity = env.identity()
-    return f"{socket.gethostname()} {kernel} {0 if identity is None else identity.node_rank}"
+    return f"{env.host()} {env.kernel()} {0 if identity is None else identity.node_rank}"
 
 
 def meet(

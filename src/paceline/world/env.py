@@ -209,6 +209,18 @@ def host() -> str:
     return socket.gethostname()
 
 
+def kernel() -> str:
+    """Return what tells starts of kernels apart, and so machines: a name may be shared. Empty where the kernel does not say."""
+    place = Path("/proc/sys/kernel/random/boot_id")
+    return place.read_text().strip() if place.exists() else ""
+
+
+def namespace(kind: str) -> str:
+    """Return which namespace this process is in, "net" or "pid": a container has its own. Empty where the kernel does not say."""
+    place = Path("/proc/self/ns", kind)
+    return str(place.readlink()) if place.is_symlink() else ""
+
+
 def cores() -> int:
     """Return the number of cores this process may use."""
     return len(os.sched_getaffinity(0))

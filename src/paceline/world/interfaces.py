@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from paceline.errors import InputError
+from paceline.world import env
 
 _SIOCGIFCONF = 0x8912
 _INTERFACE_REQUEST_BYTES = 40
@@ -88,11 +89,7 @@ def network() -> str:
 
     A name does not tell: machines may share one, and a container may have its host's name and a network of its own.
     """
-    boot, space = Path("/proc/sys/kernel/random/boot_id"), Path("/proc/self/ns/net")
-    known = boot.exists() and space.is_symlink()
-    return " ".join(
-        [socket.gethostname(), *([boot.read_text().strip(), str(space.readlink())] if known else [])]
-    )
+    return f"{env.host()} {env.kernel()} {env.namespace('net')}"
 
 
 def is_loopback(host: str) -> bool:

@@ -137,12 +137,9 @@ def _close_all(descriptors: list[int]) -> None:
 
 def machine() -> tuple[str, str]:
     """Return what tells machines apart: the start of the kernel and, as a container has its own, processes and network."""
-    boot, spaces = (
-        Path("/proc/sys/kernel/random/boot_id"),
-        [Path("/proc/self/ns/pid"), Path("/proc/self/ns/net")],
-    )
-    if boot.exists() and all(space.is_symlink() for space in spaces):
-        return boot.read_text().strip(), " ".join(str(space.readlink()) for space in spaces)
+    spaces = [env.namespace("pid"), env.namespace("net")]
+    if env.kernel() and all(spaces):
+        return env.kernel(), " ".join(spaces)
     return env.host(), ""
 
 
