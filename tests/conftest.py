@@ -15,6 +15,7 @@ from hypothesis import settings
 
 from paceline.launch.workers import fork_server as forkserver
 from tests import leaks
+from tests.shares import pytest_addoption, pytest_configure  # noqa: F401
 
 # How long an example takes says more about the machine than about the code.
 settings.register_profile("patient", deadline=None)

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import random
-import subprocess
-from pathlib import Path
 
 import pytest
 
+from tests.shares import commit
 from tests.zoo.cells import Cell, every
 from tests.zoo.exhibits import chosen
 from tests.zoo.layouts import LAYOUTS, PLAIN
@@ -37,18 +36,6 @@ def part(seed: str) -> list[Cell]:
     ways = draw.sample([layout for layout in LAYOUTS if layout != PLAIN], WAYS)
     cells = every(tasks, [PLAIN.name, *(layout.name for layout in ways)])
     return [cell for cell in cells if not is_open(cell.name)]
-
-
-def commit() -> str:
-    """Return the commit that is checked out, or nothing outside a repository."""
-    told = subprocess.run(
-        ["git", "rev-parse", "HEAD"],  # noqa: S607
-        cwd=Path(__file__).parent,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    return told.stdout.strip()
 
 
 def test_every_cell_is_in_some_part() -> None:

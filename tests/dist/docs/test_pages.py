@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from queue import SimpleQueue
@@ -21,31 +22,38 @@ PAGES = sorted((REPOSITORY / "docs").glob("*.md"))
 
 @pytest.fixture(scope="module")
 def running(
-    warm: SimpleQueue[Warm], tmp_path_factory: pytest.TempPathFactory
-) -> dict[Path, Future[list[Ran]]]:
-    """Run all pages, two at a time: most of what they show takes its time to start, on one core."""
+    request: pytest.FixtureRequest, warm: SimpleQueue[Warm], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[dict[Path, Future[list[Ran]]]]:
+    """Run the pages that tests ask for, two at a time: most of what they show takes its time to start, on one core."""
 
     def run(page: Path, folder: Path) -> list[Ran]:
         with borrowed(warm) as one:
             return run_page(page, folder, one)
 
+    asked = (getattr(item, "callspec", None) for item in request.session.items if item.path == Path(__file__))
+    pages = dict.fromkeys(one.params["page"] for one in asked if one and "page" in one.params)
     with ThreadPoolExecutor(2) as pool:
-        return {page: pool.submit(run, page, tmp_path_factory.mktemp(page.stem)) for page in [README, *PAGES]}
+        yield {page: pool.submit(run, page, tmp_path_factory.mktemp(page.stem)) for page in pages}
 
 
-@pytest.fixture
-def readme(running: dict[Path, Future[list[Ran]]]) -> list[Ran]:
-    """What the README's commands printed."""
-    return running[README].result()
+def of(*pages: Path) -> pytest.MarkDecorator:
+    """Run a test on each of these pages."""
+    return pytest.mark.parametrize("page", pages, ids=lambda page: page.stem)
 
 
-def test_the_readme_runs(readme: list[Ran]) -> None:
-    assert any(ran.command == "make demo" for ran in readme)
-    assert any("python -m pytest" in ran.output for ran in readme if ran.command == "make test")
+@of(README)
+def test_the_readme_runs(page: Path, running: dict[Path, Future[list[Ran]]]) -> None:
+    ran = running[page].result()
+    assert any(one.command == "make demo" for one in ran)
+    assert any("python -m pytest" in one.output for one in ran if one.command == "make test")
 
 
-def test_strategies_that_the_readme_compares_give_the_same_bits(readme: list[Ran]) -> None:
-    results = [json.loads(ran.output.splitlines()[-1]) for ran in readme if "--json" in ran.command]
+@of(README)
+def test_strategies_that_the_readme_compares_give_the_same_bits(
+    page: Path, running: dict[Path, Future[list[Ran]]]
+) -> None:
+    ran = running[page].result()
+    results = [json.loads(one.output.splitlines()[-1]) for one in ran if "--json" in one.command]
     bitwise = {name for name in strategies.STRATEGIES if strategies.load(name).exactness == "bitwise"}
     assert {result["strategy"] for result in results} == bitwise - {"hybrid"}  # which needs a sparse table
     assert len({result["weights_sha256"] for result in results}) == 1
@@ -56,7 +64,7 @@ def test_the_readme_lists_every_strategy_with_the_exactness_it_declares() -> Non
     assert rows == {name: str(strategies.load(name).exactness) for name in strategies.STRATEGIES}
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+@of(*PAGES)
 def test_a_page_runs(page: Path, running: dict[Path, Future[list[Ran]]]) -> None:
     try:
         assert running[page].result()
@@ -64,8 +72,11 @@ def test_a_page_runs(page: Path, running: dict[Path, Future[list[Ran]]]) -> None
         pytest.skip(str(missing))
 
 
-def test_the_gan_comes_to_the_same_on_one_worker_and_on_two(running: dict[Path, Future[list[Ran]]]) -> None:
-    ran = [one for one in running[REPOSITORY / "docs" / "several.md"].result() if "gan.py" in one.command]
+@of(REPOSITORY / "docs" / "several.md")
+def test_the_gan_comes_to_the_same_on_one_worker_and_on_two(
+    page: Path, running: dict[Path, Future[list[Ran]]]
+) -> None:
+    ran = [one for one in running[page].result() if "gan.py" in one.command]
     assert len(ran) == 2
     assert len({one.output.splitlines()[-1] for one in ran}) == 1
 
