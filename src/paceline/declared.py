@@ -153,6 +153,10 @@ class Average:
             return None
         return self.every / after if self.decay is None else 1 - self.decay
 
+    def begun(self, steps: int) -> bool:
+        """Return whether there has been an update in so many steps."""
+        return steps >= self.start + self.every
+
 
 def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
@@ -193,5 +197,5 @@ class Collected:
                 f"Collected was given tensors of the shapes {[tuple(value.shape) for value in values]}; each needs one row for "
                 "each sample of the batch."
             )
-        object.__setattr__(self, "values", tuple(value.detach().cpu() for value in values))
+        object.__setattr__(self, "values", tuple(value.detach().to("cpu", copy=True) for value in values))
         object.__setattr__(self, "compute", compute)

@@ -6,15 +6,19 @@ with batches of batches. So nothing that yields batches may reach a `ShardedLoad
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import torch
 from torch import Tensor
 from torch.utils.data import (
     DataLoader,
     Dataset,
+    SubsetRandomSampler,
     default_collate,
 )
 
@@ -42,6 +46,58 @@ class LoaderSettings:
     collate: Collate | None
     num_workers: int
     worker_init_fn: WorkerInit | None
+    persistent_workers: bool
+
+
+class TakenOver:
+    """What a DataLoader said when it was taken over: no epoch may begin after it says something else."""
+
+    def __init__(self, loader: DataLoader[Any]) -> None:
+        self._loader = loader
+        self._said = {name: _kept(value) for name, value in _sayings(loader).items()}
+        self.leaves_out = type(_sampler(loader)) is SubsetRandomSampler
+        """Whether it chooses some of its data set's samples."""
+
+    def check(self) -> None:
+        """Raise where it has changed."""
+        for name, value in _sayings(self._loader).items():
+            if not _same(value, self._said[name]):
+                raise InputError(
+                    f"{name} of the {type(self._loader).__name__} has changed since the run has taken it over, which would be "
+                    "ignored. Give the data set with an order=(seed, epoch) function, which is asked in each epoch."
+                )
+
+
+def _sampler(loader: DataLoader[Any]) -> Any:
+    """Return what gives the samples of a DataLoader, where it cuts them into batches itself."""
+    batches: Any = loader.batch_sampler
+    return getattr(batches, "sampler", None) if is_plain(batches) else None
+
+
+def _sayings(loader: DataLoader[Any]) -> dict[str, Any]:
+    """Return what of a DataLoader is read once, and might be changed: samplers of somebody's own are gone through each time."""
+    batches, sampler = loader.batch_sampler, _sampler(loader)
+    said = {"the collate_fn": loader.collate_fn, "the worker_init_fn": loader.worker_init_fn}
+    if sampler is not None:
+        names = ("weights", "indices", "num_samples", "replacement")
+        said |= {f"the sampler's {name}": getattr(sampler, name, None) for name in names}
+        said |= {f"the {name}": getattr(batches, name) for name in ("batch_size", "drop_last")}
+    return said
+
+
+def _kept(value: Any) -> Any:
+    """Return what a later value is compared with, which nobody else changes."""
+    if isinstance(value, Tensor):
+        return value.clone()
+    return copy.copy(value) if isinstance(value, list | np.ndarray) else value
+
+
+def _same(value: Any, kept: Any) -> bool:
+    if isinstance(value, Tensor):
+        return isinstance(kept, Tensor) and torch.equal(value, kept)
+    if isinstance(value, np.ndarray):
+        return np.array_equal(value, kept)
+    return bool(value == kept)
 
 
 def is_loader(data: Any) -> bool:
@@ -99,6 +155,7 @@ def _settings(
         collate=None if loader.collate_fn is default_collate else loader.collate_fn,
         num_workers=loader.num_workers,
         worker_init_fn=loader.worker_init_fn,
+        persistent_workers=loader.persistent_workers,
     )
 
 
@@ -138,6 +195,8 @@ def merged(
             "collate": options.get("collate") or said.collate,
             "worker_init_fn": options.get("worker_init_fn") or said.worker_init_fn,
             "num_workers": options.get("num_workers") or said.num_workers,
+            "persistent_workers": options.get("persistent_workers") or said.persistent_workers,
+            "taken_over": TakenOver(loader),
         },
     )
 

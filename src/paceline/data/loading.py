@@ -36,18 +36,28 @@ class LoadingOptions:
     prefetch: int
     """Micro-batches (steps, for a stream) that each loading process prepares ahead."""
     pin_memory: bool
+    persistent: bool = False
+    """Whether they stay between epochs, and with them the data set as it was when they began."""
 
 
 class LoadingProcesses:
-    """Processes that stay between epochs and read micro-batches ahead, in the order asked for."""
+    """Processes that read micro-batches ahead, in the order asked for.
+
+    Each epoch has new ones, which see what was done to the data set before it, unless they are asked to be persistent.
+    """
 
     def __init__(self, reader: Reader, options: LoadingOptions) -> None:
         self._sampler = _Sampler()
-        self._loader = _loader(_MicroBatches(reader), options, sampler=self._sampler, persistent=True)
+        self._persistent = options.persistent
+        self._loader = _loader(
+            _MicroBatches(reader), options, sampler=self._sampler, persistent=options.persistent
+        )
         self._iterator: Iterator[Any] | None = None
 
     def load(self, micro_batches: Iterable[MicroBatch]) -> Iterator[Any]:
         """Yield the batches of the given micro-batches; an earlier `load` that was left early is abandoned."""
+        if not self._persistent:
+            self.close()
         self._sampler.upcoming = micro_batches
         self._iterator = iter(self._loader)
         yield from _unpacked(self._iterator)

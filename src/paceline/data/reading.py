@@ -54,14 +54,14 @@ class TensorReader:
     """Reads a `TensorDataset` with one operation per tensor; bit by bit what collating its items gives."""
 
     def __init__(self, dataset: TensorDataset) -> None:
-        self._tensors = dataset.tensors
+        self._dataset = dataset
 
     def read(self, epoch: int, pieces: Sequence[Indices]) -> list[Any]:  # noqa: ARG002
         """Return one batch for each piece: a list of tensors, as default_collate makes of tuples."""
+        # Asked for each time: the data set may have been given others.
+        tensors = self._dataset.tensors
         rows = [torch.from_numpy(piece) for piece in pieces]
-        return [
-            [tensor.index_select(0, chosen.to(tensor.device)) for tensor in self._tensors] for chosen in rows
-        ]
+        return [[tensor.index_select(0, chosen.to(tensor.device)) for tensor in tensors] for chosen in rows]
 
 
 class SampleReader:

@@ -9,7 +9,7 @@ import torch
 
 from paceline.data.device import pinned
 from paceline.data.epochs import epoch_setters
-from paceline.data.loaders import check_dataset
+from paceline.data.loaders import TakenOver, check_dataset
 from paceline.data.loading import LoadingOptions, WorkerInit
 from paceline.data.map_style import LoadedMapStyle, MapStyle, Schedule
 from paceline.data.ordered import OrderedSchedule
@@ -43,9 +43,10 @@ class ShardedLoader:
     What is read is a function of the data set, the seed, the batch size and the shards; never of the number
     of workers, nor of how loading is done. One epoch is read at a time: a new one ends the earlier.
 
-    With `num_workers` a map-style data set is read by that many processes, which stay between epochs, and `Parts` by that many
+    With `num_workers` a map-style data set is read by that many processes, and `Parts` by that many
     at most; a stream by one process, because its items come one after the other. Each prepares `prefetch`
-    micro-batches (steps, for a stream) ahead. `shuffle` does not apply to a stream.
+    micro-batches (steps, for a stream) ahead. Each epoch has new ones, which read the data set as it is then; with
+    `persistent_workers` those of a map-style data set stay, and it with them. `shuffle` does not apply to a stream.
     """
 
     def __init__(
@@ -62,13 +63,15 @@ class ShardedLoader:
         collate: Collate | None = None,
         num_workers: int = 0,
         worker_init_fn: WorkerInit | None = None,
+        persistent_workers: bool = False,
         pin_memory: bool = False,
         prefetch: int = 2,
         device: torch.device | None = None,
+        taken_over: TakenOver | None = None,
     ) -> None:
         """`device` is where batches are computed with: they may come from a copy of the data set there.
 
-        An `order` says what an epoch reads, in place of `shuffle`.
+        An `order` says what an epoch reads, in place of `shuffle`. `taken_over` is the DataLoader that all this is from.
         """
         check_dataset(dataset)
         _check_functions(collate=collate, worker_init_fn=worker_init_fn)
@@ -81,6 +84,9 @@ class ShardedLoader:
         # Without an accelerator there is nothing to pin for, and torch would warn.
         self._pin = pin_memory and torch.accelerator.is_available()
         self.batch_size = batch_size
+        self._dataset, self._taken_over = dataset, taken_over
+        self._length: int | None = None
+        """How many samples a map-style data set has, in every epoch."""
         self._running: Generator[StepData] | None = None
         self._source: _Source
         self._compared: Stream | OrderedSchedule | PartsStream | None = None
@@ -113,7 +119,9 @@ class ShardedLoader:
         else:
             reader = reader_of(dataset, seed=seed, collate=collate, device=None if num_workers else device)
             self._pin &= not isinstance(reader, ResidentReader)
-            options = LoadingOptions(dataset, num_workers, worker_init_fn, prefetch, self._pin)
+            options = LoadingOptions(
+                dataset, num_workers, worker_init_fn, prefetch, self._pin, persistent_workers
+            )
             schedule = self._schedule_of(dataset, reader, cut, order, shuffle)
             self._source = (
                 LoadedMapStyle(schedule, reader, options) if num_workers else MapStyle(schedule, reader)
@@ -153,7 +161,7 @@ class ShardedLoader:
     def _schedule_of(
         self, dataset: Any, reader: Any, cut: dict[str, Any], order: Order | None, shuffle: bool
     ) -> Schedule | OrderedSchedule:
-        samples = _map_style_length(dataset)
+        samples = self._length = _map_style_length(dataset)
         if order is None:
             seed = cut.pop("seed")
             self.samples, self.order = samples, EpochPermutation(samples, seed, shuffle)
@@ -167,6 +175,8 @@ class ShardedLoader:
         """Return why what is read is not in the order of the samples; None where it is, or in an order that somebody gave."""
         if isinstance(self._compared, PartsStream):
             return "a loader of Parts, whose samples are dealt to the shards"
+        if self._taken_over is not None and self._taken_over.leaves_out:
+            return "a sampler"
         return None if self.order is None or not self.order.shuffle else "a loader that shuffles"
 
     def epoch(
@@ -188,6 +198,7 @@ class ShardedLoader:
         none, and the epoch is read again, where batches are given several times: states are those of batches, not of steps.
         """
         self._stop_running()
+        self._check_unchanged()
         self.readings += 1
         if self._compared is not None:
             self._compared.notes_contents, self._compared.tells_beginning = contents, beginning
@@ -198,6 +209,17 @@ class ShardedLoader:
         if times > 1:
             self._running = repeated(self._running, times, start_step % times)
         return map(pinned, self._running) if self._pin else self._running
+
+    def _check_unchanged(self) -> None:
+        """Raise where this epoch would not be read as it is asked for by now."""
+        if self._length is not None and (samples := _map_style_length(self._dataset)) != self._length:
+            raise InputError(
+                f"the data set has {samples} samples now, and had {self._length} when it was opened: an epoch is the same "
+                "number of samples each time. Give all of them from the beginning, with an order=(seed, epoch) function that "
+                "says which of them an epoch reads."
+            )
+        if self._taken_over is not None:
+            self._taken_over.check()
 
     def beginning_of(self, epoch: int) -> str | None:
         """Return what a stream's epoch begins with, read once more; the reading that it ends is to be begun again."""

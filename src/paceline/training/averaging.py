@@ -23,22 +23,42 @@ from paceline.strategies.replica import Replica
 def keep_average(optimizer: Optimizer, average: Average, taken: Callable[[], int]) -> Optimizer:
     """Have an optimizer average the weights after each of its steps; `taken` says how many the run has taken before."""
 
+    unmoved: dict[Tensor, Tensor] = {}
+    """The averages of weights that this step is the first to move since averages are kept: what they have been all along."""
+
+    @torch.no_grad()
+    def keep(stepped: Optimizer, *_: Any) -> None:
+        unmoved.clear()
+        if not average.begun(taken()):
+            return
+        for parameter in _weights(stepped):
+            # There is nowhere to keep them before: Adam takes an empty state for its beginning.
+            if parameter.grad is not None and SLOT not in stepped.state.get(parameter, {}):
+                unmoved[parameter] = parameter.detach().clone()
+
     @torch.no_grad()
     def update(stepped: Optimizer, *_: Any) -> None:
+        for parameter, value in unmoved.items():
+            stepped.state[parameter][SLOT] = value
+        unmoved.clear()
         share = average.share(taken() + 1)
         if share is None:
             return
-        for group in stepped.param_groups:
-            for parameter in group["params"]:
-                slots = stepped.state.get(parameter, {})
-                if SLOT in slots:
-                    slots[SLOT].lerp_(parameter.detach(), share)
-                elif parameter.grad is not None:
-                    # What has not been updated yet is its own average; and Adam takes an empty state for its beginning.
-                    stepped.state[parameter][SLOT] = parameter.detach().clone()
+        for parameter in _weights(stepped):
+            slots = stepped.state.get(parameter, {})
+            if SLOT in slots:
+                slots[SLOT].lerp_(parameter.detach(), share)
+            elif parameter.grad is not None:
+                stepped.state[parameter][SLOT] = parameter.detach().clone()
 
+    optimizer.register_step_pre_hook(keep)
     optimizer.register_step_post_hook(update)
     return optimizer
+
+
+def _weights(optimizer: Optimizer) -> Iterator[Tensor]:
+    for group in optimizer.param_groups:
+        yield from group["params"]
 
 
 def check_averages(average: Average | None, replica: Replica) -> None:
@@ -62,11 +82,10 @@ def averages_in_place(average: Average | None, replica: Replica) -> Iterator[Non
 
 
 def _pairs(optimizer: Optimizer) -> Iterator[tuple[Tensor, Tensor]]:
-    for group in optimizer.param_groups:
-        for parameter in group["params"]:
-            slots = optimizer.state.get(parameter, {})
-            if SLOT in slots:
-                yield parameter, slots[SLOT]
+    for parameter in _weights(optimizer):
+        slots = optimizer.state.get(parameter, {})
+        if SLOT in slots:
+            yield parameter, slots[SLOT]
 
 
 @torch.no_grad()

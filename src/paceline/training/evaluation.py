@@ -113,9 +113,19 @@ def _checked(metrics: MetricsFunction) -> MetricsFunction:
                 _check_mean(name, value)
             elif not isinstance(value, Collected):
                 check_state(name, value)
-        return values
+        # Copies: the next batch's may be counted in the same memory.
+        return {name: _kept(value) if isinstance(value, Mean) else value for name, value in values.items()}
 
     return measure
+
+
+def _kept(mean: Mean) -> Mean:
+    return Mean(
+        *(
+            one.detach().clone() if isinstance(one, torch.Tensor) else one
+            for one in (mean.total, mean.weight)
+        )
+    )
 
 
 def _check_mean(name: str, value: Mean) -> None:

@@ -122,7 +122,8 @@ def _checked(function: Function) -> Callable[[nn.Module, Any], Outputs]:
                     f"predict() returned {name} of the shape {tuple(one.shape)} for a batch of {size or 'some'} samples; its "
                     "first dimension must be the batch."
                 )
-        return {name: one.detach().cpu() for name, one in outputs.items()}
+        # Copies: a model may write its next outputs into the same memory.
+        return {name: one.detach().to("cpu", copy=True) for name, one in outputs.items()}
 
     return predict
 

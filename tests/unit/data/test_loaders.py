@@ -13,7 +13,9 @@ from torch.utils.data import (
     BatchSampler,
     DataLoader,
     SequentialSampler,
+    SubsetRandomSampler,
     TensorDataset,
+    WeightedRandomSampler,
 )
 
 from paceline import Mean, Run
@@ -83,6 +85,42 @@ def test_a_loader_is_its_data_set_and_what_it_says(kind: type[DataLoader[Any]]) 
 
 def measured_loss(model: Any, batch: Any) -> Any:
     return {"loss": Mean(losses(model, batch).sum(), len(batch[0]))}
+
+
+@pytest.mark.parametrize(
+    ("sampler", "change", "words"),
+    [
+        (WeightedRandomSampler([1.0] * 24, 24), lambda one: one.weights[:12].zero_(), "the sampler's weights"),
+        (WeightedRandomSampler([1.0] * 24, 24), lambda one: setattr(one, "num_samples", 9), "num_samples"),
+        (SubsetRandomSampler(list(range(12))), lambda one: one.indices.pop(), "the sampler's indices"),
+    ],
+)
+def test_a_loader_that_says_something_else_later_is_refused(sampler: Any, change: Any, words: str) -> None:
+    with opened(shards=2) as run:
+        loader = run.loader(DataLoader(data(24), batch_size=4, sampler=sampler))
+        list(loader.epoch(0))
+        list(loader.epoch(1))
+        change(sampler)
+        with pytest.raises(InputError, match=words):
+            loader.epoch(2)
+
+
+def test_a_loader_with_processes_that_stay_keeps_them() -> None:
+    with opened(shards=2) as run:
+        source = data(24)
+        loader = run.loader(DataLoader(source, batch_size=4, num_workers=1, persistent_workers=True))
+        list(loader.epoch(0))
+        source.tensors = tuple(torch.zeros_like(one) for one in source.tensors)
+        found = [batch for step in loader.epoch(1) for shard in step.shards for batch in shard.batches]
+        assert all(batch[0].abs().sum() > 0 for batch in found)
+
+
+def test_predictions_take_no_loader_that_chooses_samples() -> None:
+    with opened(shards=2) as run:
+        prepared(run)
+        chosen = DataLoader(data(24), batch_size=4, sampler=SubsetRandomSampler(range(12)))
+        with pytest.raises(InputError, match=r"leaves samples out \(a sampler\)"):
+            run.predict(chosen, lambda model, batch: model(batch[0]))
 
 
 def test_evaluation_takes_a_loader_of_any_batch() -> None:

@@ -63,8 +63,10 @@ def readers(steps: list[StepData]) -> set[tuple[int, int]]:
     }
 
 
-def test_processes_stay_between_epochs_are_initialised_and_may_be_left_early() -> None:
-    loader = loader_of(WhoReads(64), num_workers=2, worker_init_fn=note_start)
+def test_processes_may_stay_between_epochs_are_initialised_and_may_be_left_early() -> None:
+    loader = loader_of(
+        WhoReads(64), num_workers=2, worker_init_fn=note_start, persistent_workers=True
+    )
     try:
         first = readers(list(loader.epoch(0)))
         abandoned = loader.epoch(1)
@@ -76,6 +78,21 @@ def test_processes_stay_between_epochs_are_initialised_and_may_be_left_early() -
         assert os.getpid() not in {pid for pid, _ in first}
     finally:
         loader.close()
+    assert multiprocessing.active_children() == []
+
+
+def test_processes_of_an_epoch_that_was_left_early_end_with_the_next() -> None:
+    loader = loader_of(WhoReads(64), num_workers=2)
+    try:
+        first = loader.epoch(0)
+        next(first)
+        before = {child.pid for child in multiprocessing.active_children()}
+        steps = list(loader.epoch(1))
+        after = {child.pid for child in multiprocessing.active_children()}
+    finally:
+        loader.close()
+    assert len(before) == 2
+    assert not before & ({pid for pid, _ in readers(steps)} | after)
     assert multiprocessing.active_children() == []
 
 

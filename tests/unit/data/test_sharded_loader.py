@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -11,7 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils.data import TensorDataset
 
-from paceline.data import ShardedLoader
+from paceline.data import Order, ShardedLoader, StepData
+from paceline.data.orders import Rounds
 from paceline.errors import InputError
 from tests.unit.data.sources import Squares, Stream, combined, loader_of
 
@@ -190,6 +192,57 @@ def test_a_data_set_is_told_the_epoch_wherever_it_is_read(num_workers: int) -> N
         loader.close()
         assert orders[0] != orders[1] == orders[4]
         assert orders[3] == orders[1][4:]
+
+
+def batches(steps: Iterator[StepData]) -> list[Any]:
+    return [batch for step in steps for shard in step.shards for batch in shard.batches]
+
+
+class Scaled(Squares):
+    """Its samples are what somebody has made them by now."""
+
+    scale = 1
+
+    def __getitem__(self, index: int) -> int:
+        return index * self.scale
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.parametrize("order", [None, Rounds(20, 20)])
+def test_an_epoch_reads_the_data_set_as_it_is_when_it_begins(num_workers: int, order: Order | None) -> None:
+    dataset = Scaled(20)
+    loader = loader_of(dataset, num_workers=num_workers, order=order)
+    sums = []
+    for epoch in range(3):
+        dataset.scale = 10**epoch
+        sums.append(sum(int(batch.sum()) for batch in batches(loader.epoch(epoch))))
+    loader.close()
+    assert sums == [190, 1900, 19000]
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_other_tensors_of_a_data_set_are_read_from_the_next_epoch_on(num_workers: int) -> None:
+    dataset = TensorDataset(torch.zeros(20))
+    loader = loader_of(dataset, num_workers=num_workers)
+    sums = []
+    for epoch in range(2):
+        dataset.tensors = (torch.full((20,), float(epoch)),)
+        sums.append(sum(float(batch[0].sum()) for batch in batches(loader.epoch(epoch))))
+    loader.close()
+    assert sums == [0.0, 20.0]
+
+
+@pytest.mark.parametrize("samples", [19, 21])
+@pytest.mark.parametrize("order", [None, Rounds(20, 20)])
+def test_a_data_set_of_another_length_is_refused_when_an_epoch_begins(
+    samples: int, order: Order | None
+) -> None:
+    dataset = Squares(20)
+    loader = loader_of(dataset, order=order)
+    list(loader.epoch(0))
+    dataset.samples = samples
+    with pytest.raises(InputError, match=f"has {samples} samples now, and had 20"):
+        loader.epoch(1)
 
 
 def test_evaluation_of_the_same_data_set_does_not_change_its_epoch() -> None:

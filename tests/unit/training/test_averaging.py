@@ -20,25 +20,28 @@ from paceline.training.averaging import keep_average
 def test_averages_are_those_of_torch(kind: type[torch.optim.Optimizer], average: Average) -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 1))
-    late = nn.Parameter(torch.ones(2))  # gets its first gradient in the fourth step
+    late = nn.Linear(2, 1, bias=False)  # gets its gradients from the fourth step on
+    rare = nn.Linear(2, 1, bias=False)  # gets one in the first step and one in the last
+    whole = nn.ModuleList([model, late, rare])
     taken = [0]
-    optimizer = keep_average(kind([*model.parameters(), late], lr=0.1), average, lambda: taken[0])
+    optimizer = keep_average(kind(whole.parameters(), lr=0.1), average, lambda: taken[0])
     rule = None if average.decay is None else get_ema_multi_avg_fn(average.decay)
-    expected = AveragedModel(model, multi_avg_fn=rule)
+    expected = AveragedModel(whole, multi_avg_fn=rule)
     for step in range(1, 9):
         optimizer.zero_grad()
-        (model(torch.randn(5, 3)).square().sum() + (late.sum() if step > 3 else 0)).backward()
+        loss = model(torch.randn(5, 3)).square().sum()
+        loss = loss + (late(torch.ones(2)).sum() if step > 3 else 0)
+        (loss + (rare(torch.ones(2)).sum() if step in (1, 8) else 0)).backward()
         optimizer.step()
         taken[0] = step
         if step > average.start and (step - average.start) % average.every == 0:
-            expected.update_parameters(model)
-    for mine, theirs in zip(model.parameters(), expected.module.parameters(), strict=True):
+            expected.update_parameters(whole)
+    for mine, theirs in zip(whole.parameters(), expected.module.parameters(), strict=True):
         found = optimizer.state[mine][SLOT]
         if rule is None:
             torch.testing.assert_close(found, theirs.data)
         else:
             assert torch.equal(found, theirs)
-    assert optimizer.state[late][SLOT].shape == (2,)
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+from typing import Any
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
+from paceline.declared import Collected
 from paceline.errors import InputError
 from paceline.strategies.base import Rows
 from paceline.task import Mean
@@ -51,6 +53,29 @@ def test_a_metric_is_one_number(value: Mean) -> None:
         prepared(run)
         with pytest.raises(InputError, match=r"of the metric right has the shape"):
             run.evaluate(data(), lambda model, batch: {"right": value})
+
+
+def test_what_is_measured_may_share_memory_from_batch_to_batch() -> None:
+    held = torch.zeros(24, 1)
+    count = torch.zeros(())
+
+    def outputs(model: nn.Module, batch: list[torch.Tensor]) -> torch.Tensor:
+        return held[: len(batch[0])].copy_(model(batch[0]))
+
+    def metrics(model: nn.Module, batch: list[torch.Tensor]) -> dict[str, Any]:
+        made = outputs(model, batch)
+        return {
+            "sum": Mean(count.zero_().add_(made.sum()), 1),
+            "all": Collected(made, compute=lambda every: every.sum()),
+        }
+
+    with opened(shards=2) as run, torch.no_grad():
+        model, _ = prepared(run)
+        wanted = model(data().tensors[0])
+        assert torch.equal(run.predict(data(), outputs, batch_size=8), wanted)
+        found = run.evaluate(data(), metrics, batch_size=8)
+    assert found["all"] == pytest.approx(float(wanted.sum()), rel=1e-5)
+    assert found["sum"] * 6 == pytest.approx(float(wanted.sum()), rel=1e-5)
 
 
 def test_a_model_that_is_parallel_already_is_refused() -> None:
