@@ -10,9 +10,7 @@ from typing import Any, Protocol, runtime_checkable
 from torch import Tensor
 
 from paceline.errors import InputError
-
-MODES = ("max", "min")
-
+from paceline.scores import MODES, is_better
 
 # What hooks are given.
 
@@ -90,12 +88,8 @@ class EarlyStopping:
             raise InputError(f"EarlyStopping: min_delta is {self.min_delta!r}, but must be 0 or more.")
 
     def improves(self, value: float, best: float | None) -> bool:
-        """Return whether a value counts as better than the best one so far; what is no number never does."""
-        if math.isnan(value):
-            return False
-        if best is None:
-            return True
-        return value - best > self.min_delta if self.mode == "max" else best - value > self.min_delta
+        """Return whether a value counts as better than the best one so far; what is infinite or no number never does."""
+        return is_better(value, best, self.mode, by=self.min_delta)
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,10 +105,6 @@ class Best:
         _check("Best", self.metric, self.mode)
         if isinstance(self.k, bool) or not isinstance(self.k, int) or self.k < 1:
             raise InputError(f"Best: k is {self.k!r}, but must be a number of checkpoints, 1 or more.")
-
-    def order(self, value: float) -> float:
-        """Return a number that is smaller the better the value is."""
-        return -value if self.mode == "max" else value
 
 
 @dataclass(frozen=True, slots=True)

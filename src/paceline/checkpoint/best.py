@@ -5,7 +5,6 @@ A best checkpoint is one like any other, `step-N`, whose manifest holds its scor
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,10 +13,10 @@ from typing import Any, NamedTuple
 from paceline import documents
 from paceline.checkpoint.manifest import Manifest, committed
 from paceline.errors import CheckpointError, InputError
+from paceline.scores import MAX, MODES, counts, is_better
 
 KEY = "best"
 """Where a manifest's meta holds it."""
-MAX, MIN = "max", "min"
 _UNSAID = 'Say which is better: mode="max" (an accuracy) or mode="min" (a loss).'
 
 
@@ -32,7 +31,7 @@ class Score:
     """What was measured, where that has a name."""
 
     def __post_init__(self) -> None:
-        if self.mode not in (MAX, MIN):
+        if self.mode not in MODES:
             raise InputError(f"mode={documents.shown(self.mode)} is not one. {_UNSAID}")
 
     @classmethod
@@ -43,14 +42,14 @@ class Score:
         try:
             return cls(float(value), mode, metric)
         except (TypeError, ValueError, RuntimeError):
-            if mode not in (MAX, MIN):
+            if mode not in MODES:
                 raise
             raise InputError(f"best={value!r} is no number. Give the value of one metric.") from None
 
     @property
     def counts(self) -> bool:
         """Whether it can be compared: what is infinite or no number is never the best."""
-        return math.isfinite(self.value)
+        return counts(self.value)
 
     @property
     def kind(self) -> tuple[str, str]:
@@ -59,7 +58,7 @@ class Score:
 
     def beats(self, other: Score) -> bool:
         """Return whether it is better; of two that are equal neither is."""
-        return self.value > other.value if self.mode == MAX else self.value < other.value
+        return is_better(self.value, other.value, self.mode)
 
     def __str__(self) -> str:
         """Return it for people."""

@@ -38,6 +38,8 @@ class LoadingOptions:
     pin_memory: bool
     persistent: bool = False
     """Whether they stay between epochs, and with them the data set as it was when they began."""
+    first: int = 0
+    """The number of the first of them, where a worker has them in several groups."""
 
 
 class LoadingProcesses:
@@ -130,13 +132,14 @@ class _Start:
 
     dataset: Any
     worker_init_fn: WorkerInit | None
+    first: int
     parent: int
 
     def __call__(self, number: int) -> None:
         die_with_parent(self.parent)
         show_dataset(self.dataset)
         if self.worker_init_fn is not None:
-            self.worker_init_fn(number)
+            self.worker_init_fn(self.first + number)
 
 
 def _loader(
@@ -151,7 +154,7 @@ def _loader(
         pin_memory=options.pin_memory,
         # Not the platform's default: a loading process must be this one's own child to die with it.
         multiprocessing_context="fork" if options.workers else None,
-        worker_init_fn=_Start(options.dataset, options.worker_init_fn, os.getpid()),
+        worker_init_fn=_Start(options.dataset, options.worker_init_fn, options.first, os.getpid()),
         prefetch_factor=options.prefetch,
         persistent_workers=persistent,
         # Its own generator: without one the DataLoader draws a seed from the training process's.

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from hashlib import blake2b
 from itertools import count, islice
@@ -302,7 +303,7 @@ class LoadedParts:
 
     def __init__(self, stream: PartsStream, options: LoadingOptions, processes: int) -> None:
         self._stream = stream
-        self._processes = [StreamProcess(options) for _ in range(processes)]
+        self._processes = [StreamProcess(replace(options, first=number)) for number in range(processes)]
 
     def steps(self, epoch: int, start_step: int) -> Generator[StepData]:
         """Yield the steps of an epoch from `start_step` on."""

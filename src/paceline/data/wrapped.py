@@ -6,7 +6,9 @@ Each has a state where the stream inside has one, so a resumed run goes on where
 from __future__ import annotations
 
 import random
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -90,22 +92,47 @@ class Packed(Wrapped):
 
     def __iter__(self) -> Iterator[Tensor]:
         begins = self._begun()
-        left = torch.empty(0, dtype=torch.int64) if begins is None else begins["left"]
-        yield from self._cut(left, self._inside() if begins is None else begins["inside"])
-        left = self._left
+        # As in `Shuffled`: None for the beginning.
+        inside, taken = (None, 0) if begins is None else (begins["inside"], begins["taken"])
+        held: deque[_Document] = deque()
+        tokens = 0
         for document in self.dataset:
-            tokens = torch.as_tensor(np.asarray(document), dtype=torch.int64).reshape(-1)
-            end = [] if self._eos is None else [torch.tensor([self._eos])]
-            yield from self._cut(torch.cat([left, tokens, *end]), self._inside())
-            left = self._left
+            read = torch.as_tensor(np.asarray(document), dtype=torch.int64).reshape(-1)
+            if self._eos is not None:
+                read = torch.cat([read, torch.tensor([self._eos])])
+            held.append(_Document(read, inside, taken))
+            tokens += len(read) - taken
+            while tokens >= self._length:
+                sequence = _next(held, self._length)
+                tokens -= self._length
+                self._state = {"inside": held[0].inside, "taken": held[0].taken}
+                yield sequence
+            inside, taken = self._inside(), 0
 
-    def _cut(self, tokens: Tensor, inside: Any) -> Iterator[Tensor]:
-        whole = len(tokens) - len(tokens) % self._length
-        for start in range(0, whole, self._length):
-            rest = start + self._length
-            self._state = {"inside": inside, "left": tokens[rest:].clone()}
-            yield tokens[start:rest].clone()
-        self._left = tokens[whole:]
+
+@dataclass
+class _Document:
+    """A document of which tokens are left."""
+
+    tokens: Tensor
+    inside: Any
+    """The state of the stream before it: a document is read again where a run is resumed within it."""
+    taken: int
+    """How many of its tokens were given."""
+
+
+def _next(held: deque[_Document], length: int) -> Tensor:
+    """Take so many tokens from the documents that are held, in their order; one of them stays."""
+    pieces = []
+    while length:
+        first = held[0]
+        piece = first.tokens[first.taken : first.taken + length]
+        first.taken += len(piece)
+        length -= len(piece)
+        pieces.append(piece)
+        if length:
+            held.popleft()
+    return torch.cat(pieces)
 
 
 class TextFiles:

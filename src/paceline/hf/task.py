@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import inspect
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -21,10 +22,12 @@ from paceline.task import Loss, Mean, Task
 MakeOptimizer = Callable[[nn.Module], Optimizer]
 MakeSchedule = Callable[[Optimizer, int | None], LRScheduler | None]
 Metrics = Callable[[nn.Module, Any], dict[str, Mean]]
-_ATTRIBUTES = (
-    "batch_size", "shards", "epochs", "seed", "max_grad_norm", "micro_batch", "precision", "num_workers", "worker_init_fn",
-    "find_unused_parameters",
-)  # fmt: skip
+_ATTRIBUTES = [
+    name
+    for name in inspect.get_annotations(Task)
+    if not name.startswith("_") and name not in ("name", "collate")
+]
+"""What any Task may set beside its methods."""
 
 
 class TransformersTask(Task):

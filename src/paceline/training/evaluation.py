@@ -121,10 +121,7 @@ def _checked(metrics: MetricsFunction) -> MetricsFunction:
 
 def _kept(mean: Mean) -> Mean:
     return Mean(
-        *(
-            one.detach().clone() if isinstance(one, torch.Tensor) else one
-            for one in (mean.total, mean.weight)
-        )
+        *(one.detach().clone() if isinstance(one, torch.Tensor) else one for one in (mean.total, mean.weight))
     )
 
 

@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from paceline.declared import EarlyStopping, EvalInfo
+from paceline.declared import EvalInfo
 from paceline.errors import InputError
+from paceline.scores import is_better
 from paceline.task import Task
 
 NAME = "the task's evaluations"
@@ -51,7 +52,7 @@ class Judge:
         best = False
         if rule is not None:
             value = _value("keep_best", rule.metric, metrics)
-            best = EarlyStopping(rule.metric, mode=rule.mode).improves(value, self._top and self._top[1])
+            best = is_better(value, self._top and self._top[1], rule.mode)
             self._top = (step, value) if best else self._top
         return EvalInfo(step=step, epoch=epoch, metrics=dict(metrics), is_best=best)
 

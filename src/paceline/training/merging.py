@@ -109,7 +109,13 @@ def _merged(earlier: Any, later: Any) -> Any:
     if hasattr(earlier, "merge"):
         made = earlier.merge(later)
         return made if isinstance(made, MetricState) else earlier  # some return what they have made of both
-    later.merge_state(earlier)  # torchmetrics puts what comes in before what is there
+    try:
+        later.merge_state(earlier)  # torchmetrics puts what comes in before what is there
+    except TypeError as error:
+        raise InputError(
+            f"the metric {type(later).__name__} cannot be merged with another of its kind: merge_state(other) raised "
+            f"{error}. Where it takes a list of metrics, give it a method merge(self, other) that calls merge_state([other])."
+        ) from error
     return later
 
 

@@ -28,8 +28,10 @@ Outputs = dict[str, Tensor]
 CALLED = "run.predict"
 WINDOW = 8
 """Steps whose outputs are in one worker's memory together, where they go to a file."""
+ALONE = ""
+"""Stands for the name of an output that was returned as a tensor, not in a dict; no user's name is empty."""
 ONE = "output"
-"""The name of an output that is not one of several."""
+"""What it is called in a file."""
 
 
 @dataclass(kw_only=True)
@@ -104,7 +106,7 @@ def _check_order(loader: ShardedLoader) -> None:
 def _checked(function: Function) -> Callable[[nn.Module, Any], Outputs]:
     def predict(model: nn.Module, batch: Any) -> Outputs:
         made = function(own_model(model), batch)
-        outputs = {ONE: made} if isinstance(made, Tensor) else made
+        outputs = {ALONE: made} if isinstance(made, Tensor) else made
         if (
             not isinstance(outputs, Mapping)
             or not outputs
@@ -115,12 +117,12 @@ def _checked(function: Function) -> Callable[[nn.Module, Any], Outputs]:
             )
         size = _size_of(batch)
         for name, one in outputs.items():
-            if not isinstance(name, str):
+            if not isinstance(name, str) or (not name and outputs is made):
                 raise InputError(f"predict() returned a tensor called {name!r:.80}. Give it a name, a text.")
             if one.dim() == 0 or (size is not None and len(one) != size):
                 raise InputError(
-                    f"predict() returned {name} of the shape {tuple(one.shape)} for a batch of {size or 'some'} samples; its "
-                    "first dimension must be the batch."
+                    f"predict() returned {name or ONE} of the shape {tuple(one.shape)} for a batch of {size or 'some'} samples; "
+                    "its first dimension must be the batch."
                 )
         # Copies: a model may write its next outputs into the same memory.
         return {name: one.detach().to("cpu", copy=True) for name, one in outputs.items()}
@@ -141,15 +143,19 @@ def _joined(parts: list[Outputs]) -> Outputs:
         for name, one in part.items():
             if name not in first or len(part) != len(first):
                 raise InputError(
-                    f"predict() returned {', '.join(part)} for one batch and {', '.join(first)} for another. Return the same "
+                    f"predict() returned {_said(part)} for one batch and {_said(first)} for another. Return the same "
                     "names for each."
                 )
             if one.shape[1:] != first[name].shape[1:] or one.dtype != first[name].dtype:
                 raise InputError(
-                    f"predict() returned {name} as {one.dtype} of the shape {tuple(one.shape)} for one batch and as "
+                    f"predict() returned {name or ONE} as {one.dtype} of the shape {tuple(one.shape)} for one batch and as "
                     f"{first[name].dtype} of {tuple(first[name].shape)} for another. Pad what differs in length to one size."
                 )
     return {name: torch.cat([part[name] for part in parts]) for name in first}
+
+
+def _said(part: Outputs) -> str:
+    return ", ".join(name or "a tensor" for name in part)
 
 
 def _to_memory(windows: Iterator[list[Outputs]]) -> Tensor | Outputs:
@@ -157,7 +163,7 @@ def _to_memory(windows: Iterator[list[Outputs]]) -> Tensor | Outputs:
     if not parts:
         raise InputError("there is nothing to predict: the data gave no sample.")
     whole = _joined(parts)
-    return whole[ONE] if whole.keys() == {ONE} else whole
+    return whole.get(ALONE, whole)
 
 
 def _to_file(windows: Iterator[list[Outputs]], world: World, path: Path) -> int:
@@ -170,7 +176,7 @@ def _to_file(windows: Iterator[list[Outputs]], world: World, path: Path) -> int:
             like = {name: one[:0].clone() for name, one in whole.items()}
             samples += len(next(iter(whole.values())))
             if file is not None:
-                file.add(whole)
+                file.add({name or ONE: one for name, one in whole.items()})
         if not samples:
             raise InputError("there is nothing to predict: the data gave no sample.")
         fault_points.hit(fault_points.EVALUATION)

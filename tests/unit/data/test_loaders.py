@@ -90,7 +90,11 @@ def measured_loss(model: Any, batch: Any) -> Any:
 @pytest.mark.parametrize(
     ("sampler", "change", "words"),
     [
-        (WeightedRandomSampler([1.0] * 24, 24), lambda one: one.weights[:12].zero_(), "the sampler's weights"),
+        (
+            WeightedRandomSampler([1.0] * 24, 24),
+            lambda one: one.weights[:12].zero_(),
+            "the sampler's weights",
+        ),
         (WeightedRandomSampler([1.0] * 24, 24), lambda one: setattr(one, "num_samples", 9), "num_samples"),
         (SubsetRandomSampler(list(range(12))), lambda one: one.indices.pop(), "the sampler's indices"),
     ],

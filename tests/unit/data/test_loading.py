@@ -64,9 +64,7 @@ def readers(steps: list[StepData]) -> set[tuple[int, int]]:
 
 
 def test_processes_may_stay_between_epochs_are_initialised_and_may_be_left_early() -> None:
-    loader = loader_of(
-        WhoReads(64), num_workers=2, worker_init_fn=note_start, persistent_workers=True
-    )
+    loader = loader_of(WhoReads(64), num_workers=2, worker_init_fn=note_start, persistent_workers=True)
     try:
         first = readers(list(loader.epoch(0)))
         abandoned = loader.epoch(1)

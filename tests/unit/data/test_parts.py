@@ -88,6 +88,14 @@ def test_parts_are_read_alike_by_any_number_of_workers_from_any_step(kind: str) 
     assert [size for _, size, _ in alone[:-1]] == [8] * (len(alone) - 1)
 
 
+def test_every_loading_process_has_a_number_of_its_own(tmp_path: Path) -> None:
+    def note(number: int) -> None:
+        (tmp_path / f"{number}").touch(exist_ok=False)
+
+    epoch_of(parts(lengths=LENGTHS), num_workers=3, worker_init_fn=note)
+    assert sorted(one.name for one in tmp_path.iterdir()) == ["0", "1", "2"]
+
+
 @pytest.mark.parametrize("batch_size", [8, 9, 100, 7])
 def test_every_sample_is_used_once(batch_size: int) -> None:
     wanted = sorted(100 * part + number for part, length in enumerate(LENGTHS) for number in range(length))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from pathlib import Path
 from typing import Any
 
@@ -71,6 +72,16 @@ def test_states_are_trusted_in_every_epoch_also_within_the_first_block(kind: str
         steps = list(loader.epoch(epoch, states=True))
         assert [step.note for step in steps] == [None] * len(steps)
         assert said(steps_of(loader_of(make()), epoch, 3, steps[2].state)) == said(steps[3:])
+
+
+def test_a_state_within_a_long_document_is_small(tmp_path: Path) -> None:
+    (tmp_path / "long.txt").write_text("word " * 40_000)
+    stream = packed(TextFiles([tmp_path / "long.txt"]), 100)
+    sizes = {len(pickle.dumps(stream.state_dict())) for _ in stream}
+    assert max(sizes) < 500
+    again = packed(TextFiles([tmp_path / "long.txt"]), 100)
+    again.load_state_dict({"inside": None, "taken": 150_000})
+    assert torch.equal(next(iter(again)), list(stream)[1500])
 
 
 def test_a_shuffled_stream_holds_every_item_once_in_another_order_each_epoch() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -146,6 +147,42 @@ def test_outputs_that_have_no_row_for_each_sample_are_refused(function: Any, why
             run.predict(data(), function, batch_size=1 if "Pad" in why else 4)
 
 
+def test_what_is_predicted_is_returned_as_the_function_gave_it() -> None:
+    with opened() as run:
+        prepared(run)
+        inputs = data().tensors[0]
+        assert torch.equal(run.predict(data(), lambda model, batch: batch[0]), inputs)
+        named = run.predict(data(), lambda model, batch: {"output": batch[0]})
+        assert list(named) == ["output"]
+        assert torch.equal(named["output"], inputs)
+        with pytest.raises(InputError, match="a tensor called ''"):
+            run.predict(data(), lambda model, batch: {"": batch[0]})
+        turns = iter([True, False] * 9)
+        with pytest.raises(InputError, match="returned a for one batch and a tensor for another"):
+            run.predict(
+                data(), lambda model, batch: batch[0] if next(turns) else {"a": batch[0]}, batch_size=4
+            )
+
+
+class Listed:
+    """Is merged with a list of others, as torcheval's metrics are."""
+
+    def merge_state(self, others: Any) -> Any:
+        for other in others:
+            assert other
+        return self
+
+    def compute(self) -> float:
+        return 1.0
+
+
+def test_a_metric_that_is_merged_otherwise_is_refused_in_one_line() -> None:
+    with opened() as run:
+        prepared(run)
+        with pytest.raises(InputError, match=r"the metric Listed .* calls merge_state\(\[other\]\)"):
+            run.evaluate(data(), lambda model, batch: {"listed": Listed()}, batch_size=4)
+
+
 def test_a_loader_whose_rows_would_not_be_those_of_the_samples_is_refused() -> None:
     def function(model: Any, batch: Any) -> Any:
         return batch[0]
@@ -196,6 +233,20 @@ def test_early_stopping_waits_for_what_is_better_by_enough() -> None:
         InputError, match="early_stopping goes by the metric 'loss', and metrics\\(\\) returns right"
     ):
         judge.judge(9, 0, {"right": 1.0})
+
+
+@pytest.mark.parametrize("first", [math.inf, -math.inf, math.nan])
+@pytest.mark.parametrize("mode", ["min", "max"])
+def test_what_is_not_finite_is_never_the_best(first: float, mode: str) -> None:
+    class Kept(Task):
+        keep_best = Best("loss", mode=mode)
+        early_stopping = EarlyStopping("loss", patience=2, mode=mode)
+
+    judge = Judge(Kept())
+    told = [judge.judge(step, 0, {"loss": value}) for step, value in enumerate((first, 0.5, first))]
+    assert [one is not None and one.is_best for one in told] == [False, True, False]
+    assert judge.best() == {"step": 1, "metric": "loss", "value": 0.5}
+    assert not judge.stops
 
 
 @pytest.mark.parametrize(
