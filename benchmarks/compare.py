@@ -50,7 +50,12 @@ FRAMEWORKS = ("plain", "accelerate", "lightning", "paceline")
 WORKERS, LIMIT_S = 2, 300
 KILL_AT = 37
 """The step of the second epoch at which processes are killed."""
-PAUSE_S = 0.05
+PAUSED, PAUSE_S = ("resume", "kill"), 0.05
+"""In these jobs each step waits for so long, and processes can be killed at one."""
+NUMBERS = (
+    "first_step_s", "step_ms", "accuracy_error", "counted", "from_one_process", "from_exact", "twice", "never", "redone",
+    "to_next_new_step_s", "from_undisturbed",
+)  # fmt: skip
 
 
 class Trial:
@@ -70,7 +75,7 @@ class Trial:
                 *elastic,
             ]
             self.command = [sys.executable, *launcher, str(self.script)]
-        self.pause = PAUSE_S if job in ("resume", "kill") else 0.0
+        self.pause = PAUSE_S if job in PAUSED else 0.0
         self.started = 0.0
 
     def start(self) -> subprocess.Popen[bytes]:
@@ -270,18 +275,31 @@ def measure(job: str, framework: str, base: Path) -> dict[str, Any]:
     """Run one job once."""
     run = trial(job, framework, base, "two")
     if not run.run():
-        return {"right": False, "failed": (run.folder / "output.txt").read_text()[-2000:]}
+        print((run.folder / "output.txt").read_text()[-2000:], file=sys.stderr)
+        return {"right": False, "ended": False}
     return {**run.times(), **globals()[job](framework, base, run)}
 
 
-def summed_up(rounds: list[dict[str, Any]]) -> dict[str, Any]:
-    """Return the median of each number over the rounds, and how often it came out right and ended."""
-    found: dict[str, Any] = {"right": sum(one["right"] for one in rounds), "rounds": len(rounds)}
-    for key in dict.fromkeys(key for one in rounds for key in one if key != "right"):
+def summed_up(rounds: list[dict[str, Any]], plain: list[dict[str, Any]]) -> dict[str, Any]:
+    """Return how often it came out right and ended, medians of its numbers, and of their ratios to plain DDP's of the round."""
+    found: dict[str, Any] = {"rounds": len(rounds), "right": sum(one["right"] for one in rounds)}
+    found["ended"] = sum(one.get("ended", True) for one in rounds)
+    for key in NUMBERS:
         values = [one[key] for one in rounds if one.get(key) is not None]
-        numbers = [value for value in values if isinstance(value, int | float)]
-        found[key] = statistics.median(numbers) if numbers else (values[-1] if values else None)
-    return found
+        if values:
+            found[key] = statistics.median(values)
+    found["ratios"] = {
+        key: statistics.median(ratios)
+        for key in ("first_step_s", "step_ms")
+        if (
+            ratios := [
+                one[key] / other[key]
+                for one, other in zip(rounds, plain, strict=False)
+                if key in one and key in other
+            ]
+        )
+    }
+    return {**found, "each": rounds}
 
 
 TITLES = {
@@ -297,8 +315,8 @@ WORDS = """# Compared
 
 The same five jobs, written for plain DDP, Accelerate, Lightning and paceline as their documents advise, with 2 workers on a CPU
 ({about}). The scripts are in `benchmarks/compare/`. `benchmarks/compare.py` runs the contenders of a job in turn in each
-round, and says at its top what counts as right. Times are relative to plain DDP in the same round; all that was measured is in
-`benchmarks/results/compare.json`.
+round, and says at its top what counts as right. Times are relative to plain DDP in the same round, numbers are medians over the
+rounds; what each round measured is in `benchmarks/results/compare.json`.
 """
 NOTES = """
 A wrong answer here is no fault of a script: DDP averages means, so tokens in short batches count for more; its sampler repeats
@@ -320,21 +338,22 @@ def page(result: dict[str, Any]) -> str:
     about = ", ".join(f"{name} {value}" for name, value in result["about"].items())
     parts = [WORDS.format(about=about)]
     for job, rows in result["jobs"].items():
-        plain = rows.get("plain", {})
-        parts.append(
-            f"\n## {TITLES[job][0].upper()}{TITLES[job][1:]}\n\n"
-            "| | lines | right | to the first step | a step | |\n|---|---|---|---|---|---|\n"
-            + "".join(
-                f"| {name} | {row['lines']} | {'yes' if row['right'] == row['rounds'] else 'no'} "
-                f"| {_ratio(row, plain, 'first_step_s')} | {_ratio(row, plain, 'step_ms')} | {_facts(row)} |\n"
-                for name, row in rows.items()
-            )
-        )
+        # Where processes are killed each step waits, so that there is time to: how long it takes says nothing.
+        timed = {"first_step_s": "to the first step"} | ({} if job in PAUSED else {"step_ms": "a step"})
+        heads = ["", "lines", "right", *timed.values(), ""]
+        lines = [heads, ["---"] * len(heads)]
+        for name, row in rows.items():
+            ratios = (f"{row['ratios'][key]:.2f}" if key in row["ratios"] else "" for key in timed)
+            lines.append([name, str(row["lines"]), _of_rounds(row, "right"), *ratios, _facts(row)])
+        parts.append(f"\n## {TITLES[job][0].upper()}{TITLES[job][1:]}\n\n")
+        parts += [f"| {' | '.join(cells)} |\n" for cells in lines]
     return "".join(parts) + NOTES
 
 
-def _ratio(row: dict[str, Any], plain: dict[str, Any], key: str) -> str:
-    return f"{row[key] / plain[key]:.2f}" if row.get(key) and plain.get(key) else ""
+def _of_rounds(row: dict[str, Any], key: str) -> str:
+    """Return yes or no, or in how many of the rounds where they differ."""
+    count, rounds = row[key], row["rounds"]
+    return "no" if not count else "yes" if count == rounds else f"{count} of {rounds}"
 
 
 def _facts(row: dict[str, Any]) -> str:
@@ -351,7 +370,9 @@ def _facts(row: dict[str, Any]) -> str:
         "from_undisturbed": "weights {:.1e} from the undisturbed run's",
     }
     told = [text.format(row[key]) for key, text in words.items() if row.get(key) is not None]
-    return "; ".join(told if row.get("ended", True) else ["did not end well", *told])
+    if row["ended"] < row["rounds"]:
+        told.insert(0, f"ended well in {row['ended']} of {row['rounds']}")
+    return "; ".join(told)
 
 
 def main() -> None:
@@ -376,9 +397,10 @@ def main() -> None:
                 with tempfile.TemporaryDirectory(prefix="compare-") as base:
                     rounds[framework].append(measure(job, framework, Path(base)))
         for framework in present:
-            row = {"lines": lines_of(job, framework), **summed_up(rounds[framework])}
+            summary = summed_up(rounds[framework], rounds.get("plain", []))
+            row = {"lines": lines_of(job, framework), **summary}
             result.setdefault(job, {})[framework] = row
-            print(f"{job:9} {framework:11}", json.dumps(row)[:600], flush=True)
+            print(f"{job:9} {framework:11}", json.dumps({**row, "each": ...}, default=str)[:600], flush=True)
     versions = {name: sys.modules[name].__version__ for name in ("torch",)}
     for name in ("accelerate", "lightning"):
         if name in present:
