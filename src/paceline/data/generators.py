@@ -11,7 +11,7 @@ from types import TracebackType
 
 import numpy as np
 import torch
-from numpy.random.mtrand import get_bit_generator, set_bit_generator
+from numpy.random import get_bit_generator, set_bit_generator  # type: ignore[attr-defined]  # its stubs leave them out
 
 _TORCH = torch.default_generator
 

@@ -6,7 +6,7 @@ are as its library wants them; of the run come the values alone, whatever strate
 
 from __future__ import annotations
 
-import os
+import re
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -18,6 +18,7 @@ from torch import nn
 from paceline.checkpoint.best import best_path
 from paceline.checkpoint.durable import committing, remove
 from paceline.checkpoint.exporting import find_weights, size_of
+from paceline.checkpoint.leftovers import beside, sweep
 from paceline.checkpoint.manifest import Manifest
 from paceline.checkpoint.parts import StoredTensors
 from paceline.checkpoint.read import unusable
@@ -87,10 +88,12 @@ def write_pretrained(
     if merge:
         made = _merged(made)
     words = _tokenizer(tokenizer)
-    partial = target.with_name(f".{target.name}.partial-{os.getpid()}")
+    partial = beside(target, "partial")
     target.parent.mkdir(parents=True, exist_ok=True)
     with committing(partial, target):
         remove(partial)
+        partial.mkdir()
+        sweep(target.parent, re.escape(target.name), now=partial.stat().st_mtime, writing=partial)
         _write(made, partial, size_of(max_shard_size))
         if words is not None:
             words.save_pretrained(partial)

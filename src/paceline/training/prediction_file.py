@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import glob
+import io
 import json
 import os
+import re
 import shutil
 import struct
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
@@ -16,6 +17,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from paceline.checkpoint.durable import remove
+from paceline.checkpoint.leftovers import beside, sweep
 from paceline.errors import InputError
 
 NPY, SAFETENSORS = ".npy", ".safetensors"
@@ -47,8 +50,8 @@ def check_path(path: Path) -> None:
 class PredictionFile:
     """Rows of named tensors, one after another, each in a file of its own until all are there."""
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
+    def __init__(self, path: Path, folder: Path) -> None:
+        self._path, self._folder = path, folder
         self._parts: dict[str, BinaryIO] = {}
         self._like: dict[str, Tensor] = {}
         """The first rows, whose type and shape all others have."""
@@ -73,25 +76,19 @@ class PredictionFile:
             if rows.dtype not in _DTYPES:
                 raise InputError(f"predictions of the type {rows.dtype} cannot be written to {self._path}.")
             self._like[name] = rows[:0].clone()
-            self._parts[name] = self._part(len(self._parts)).open("w+b")
-
-    def _part(self, number: int | str) -> Path:
-        return self._path.with_name(f".{self._path.name}.partial-{os.getpid()}-{number}")
+            self._parts[name] = (self._folder / str(len(self._parts))).open("w+b")
 
     def commit(self) -> None:
         """Put the parts together under the file's name, in place of what may be there."""
-        whole = self._part("whole")
-        try:
-            with whole.open("wb") as file:
-                file.write(self._header())
-                for name in self._names():
-                    self._parts[name].seek(0)
-                    shutil.copyfileobj(self._parts[name], file, 1 << 22)
-                file.flush()
-                os.fsync(file.fileno())
-            whole.replace(self._path)
-        finally:
-            whole.unlink(missing_ok=True)
+        whole = self._folder / "whole"
+        with whole.open("wb") as file:
+            file.write(self._header())
+            for name in self._names():
+                self._parts[name].seek(0)
+                shutil.copyfileobj(self._parts[name], file, 1 << 22)
+            file.flush()
+            os.fsync(file.fileno())
+        whole.replace(self._path)
 
     def _names(self) -> list[str]:
         return sorted(self._parts)
@@ -100,14 +97,12 @@ class PredictionFile:
         shapes = {name: [self._rows, *like.shape[1:]] for name, like in self._like.items()}
         if self._path.suffix == NPY:
             name = self._names()[0]
-            about = {
-                "descr": np.lib.format.dtype_to_descr(self._like[name].numpy().dtype),
-                "fortran_order": False,
-                "shape": tuple(shapes[name]),
-            }
-            text = repr(about)
-            text += " " * (-(len(text) + 11) % 64) + "\n"
-            return np.lib.format.magic(1, 0) + struct.pack("<H", len(text)) + text.encode()
+            about = np.lib.format.header_data_from_array_1_0(self._like[name].numpy())
+            written = io.BytesIO()
+            np.lib.format.write_array_header_1_0(
+                written, {**about, "fortran_order": False, "shape": tuple(shapes[name])}
+            )
+            return written.getvalue()
         header, end = {}, 0
         for name in self._names():
             start, end = end, end + self._parts[name].tell()
@@ -121,26 +116,27 @@ class PredictionFile:
         return struct.pack("<Q", len(text)) + text.encode()
 
     def close(self) -> None:
-        """Remove the parts."""
-        with ExitStack() as stack:
-            for number, part in enumerate(self._parts.values()):
-                stack.callback(self._part(number).unlink, missing_ok=True)
-                stack.callback(part.close)
+        """Close the parts."""
+        for part in self._parts.values():
+            part.close()
         self._parts = {}
 
 
 @contextmanager
 def prediction_file(path: Path) -> Iterator[PredictionFile]:
-    """Open a file for predictions; what an attempt before this one has left is removed."""
+    """Open a file for predictions; what an attempt that died has left is removed, and nothing of one that lives."""
+    folder = beside(path, "partial")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        for left in path.parent.glob(f".{glob.escape(path.name)}.partial-*"):
-            left.unlink(missing_ok=True)
-        file = PredictionFile(path)
+        remove(folder)
+        folder.mkdir()
+        file = PredictionFile(path, folder)
         try:
+            sweep(path.parent, re.escape(path.name), now=folder.stat().st_mtime, writing=folder)
             yield file
         finally:
             file.close()
+            remove(folder)
     except OSError as error:
         raise InputError(
             f"the predictions cannot be written to {path}: {error.strerror or error}."

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -209,6 +211,47 @@ def test_a_file_of_predictions_says_its_kind(tmp_path: Path) -> None:
         with pytest.raises(InputError, match=r"a \.npy file cannot hold the tensors a, b"):
             run.predict(data(), lambda model, batch: {"a": batch[0], "b": batch[0]}, out=tmp_path / "out.npy")
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("ending", [".npy", ".safetensors"])
+def test_a_file_of_predictions_clears_what_died_and_leaves_what_lives(tmp_path: Path, ending: str) -> None:
+    path = tmp_path / f"out[1]{ending}"
+    writing = (
+        "import os, signal, sys\n"
+        "from pathlib import Path\n"
+        "import torch\n"
+        "from paceline.training.prediction_file import prediction_file\n"
+        "with prediction_file(Path(sys.argv[1])) as file:\n"
+        "    file.add({'a': torch.ones(3, 2)})\n"
+        "    print('written', flush=True)\n"
+        "    sys.stdin.read()\n"
+        "    file.commit()\n"
+    )
+    others = [
+        subprocess.Popen(
+            [sys.executable, "-c", writing, str(path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        )
+        for _ in range(2)
+    ]
+    try:
+        for one in others:
+            assert one.stdout is not None
+            assert one.stdout.readline() == b"written\n"
+        others[0].kill()
+        others[0].wait()
+        with opened() as run:
+            prepared(run)
+            assert run.predict(data(), lambda model, batch: batch[0], out=path) == 24
+        assert len(list(tmp_path.iterdir())) == 2
+        assert path.stat().st_size > 24 * 4 * 4
+        others[1].communicate(timeout=60)
+        assert others[1].returncode == 0
+        assert list(tmp_path.iterdir()) == [path]
+        assert path.stat().st_size < 24 * 4 * 4
+    finally:
+        for one in others:
+            one.kill()
+            one.communicate()
 
 
 class Judged(Task):
