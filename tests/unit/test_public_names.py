@@ -2,6 +2,7 @@
 
 import importlib
 import inspect
+import pkgutil
 import subprocess
 import sys
 
@@ -92,3 +93,17 @@ def test_every_error_is_in_one_tree():
 def test_importing_the_package_loads_no_torch():
     check = "import sys, paceline, paceline.launch; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", check], timeout=HANG_S, check=False).returncode == 0
+
+
+def test_no_name_of_a_package_is_hidden_by_a_module_of_the_same_name():
+    # Importing a module sets it as an attribute of its package, over whatever had the name.
+    packages = [paceline.__name__] + [
+        one.name for one in pkgutil.walk_packages(paceline.__path__, "paceline.") if one.ispkg
+    ]
+    hidden = {}
+    for name in packages:
+        package = importlib.import_module(name)
+        modules = {one.name for one in pkgutil.iter_modules(package.__path__)}
+        both = modules & set(getattr(package, "__all__", ()))
+        hidden |= {f"{name}.{one}": importlib.import_module(f"{name}.{one}") for one in both}
+    assert {name for name, module in hidden.items() if not callable(module)} == set()

@@ -10,7 +10,7 @@ from paceline import lazy
 if TYPE_CHECKING:
     from paceline.hf.losses import loss
     from paceline.hf.saving import save_pretrained
-    from paceline.hf.task import TransformersTask, task
+    from paceline.hf.transformers_task import TransformersTask, task
     from paceline.hf.weights import from_folder, load_weights
 
 __all__ = ["TransformersTask", "from_folder", "load_weights", "loss", "save_pretrained", "task"]
@@ -18,11 +18,11 @@ __all__ = ["TransformersTask", "from_folder", "load_weights", "loss", "save_pret
 __getattr__, __dir__ = lazy.names(
     __name__,
     {
-        "TransformersTask": "paceline.hf.task",
+        "TransformersTask": "paceline.hf.transformers_task",
         "from_folder": "paceline.hf.weights",
         "load_weights": "paceline.hf.weights",
         "loss": "paceline.hf.losses",
         "save_pretrained": "paceline.hf.saving",
-        "task": "paceline.hf.task",
+        "task": "paceline.hf.transformers_task",
     },
 )

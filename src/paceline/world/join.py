@@ -95,7 +95,7 @@ def connect(
         device=place,
         backend=carrier,
         generation=generation,
-        host=socket.gethostname(),
+        host=env.host(),
         comm=CheckedComm(comm) if checked else comm,
         shares=shares,
         interruption=interruption,
