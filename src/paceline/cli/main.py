@@ -68,14 +68,21 @@ def _leave(status: int) -> NoReturn:
 
 def _command(arguments: list[str]) -> int:
     """Run one command and give its exit status."""
-    _start_early(arguments)
+    from paceline.errors import PacelineError
+
+    early: PacelineError | None = None
+    try:
+        _start_early(arguments)
+    except PacelineError as error:
+        early = error
     import typer
 
     from paceline.cli.application import app
     from paceline.cli.refusal import refuse
-    from paceline.errors import PacelineError
 
     try:
+        if early is not None:
+            raise early
         _join_slurm(arguments)
         _join_mpi(arguments)
         return app(args=arguments or ["--help"], prog_name="paceline", standalone_mode=False) or 0

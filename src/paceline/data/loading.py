@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -61,7 +63,8 @@ class LoadingProcesses:
         if not self._persistent:
             self.close()
         self._sampler.upcoming = micro_batches
-        self._iterator = iter(self._loader)
+        with _garbage_stays_here():
+            self._iterator = iter(self._loader)
         yield from _unpacked(self._iterator)
 
     def close(self) -> None:
@@ -80,13 +83,28 @@ class StreamProcess:
     def load(self, items: Callable[[], Iterator[Any]]) -> Iterator[Any]:
         """Yield from `items()`, called and run in the loading process."""
         self.close()
-        self._iterator = iter(_loader(_RemoteIterable(items), self._options, sampler=None, persistent=False))
+        loader = _loader(_RemoteIterable(items), self._options, sampler=None, persistent=False)
+        with _garbage_stays_here():
+            self._iterator = iter(loader)
         yield from _unpacked(self._iterator)
 
     def close(self) -> None:
         """End the process."""
         _shut_down(self._iterator)
         self._iterator = None
+
+
+@contextmanager
+def _garbage_stays_here() -> Iterator[None]:
+    """Have processes that are forked meanwhile take down nothing that is garbage in this one.
+
+    The communicators of a group that is no more wait for their threads when they are taken down, and a forked process has none.
+    """
+    gc.freeze()
+    try:
+        yield
+    finally:
+        gc.unfreeze()
 
 
 class _Sampler:

@@ -29,9 +29,7 @@ def claim(path: Path) -> int | None:
     except OSError as error:
         os.close(lock)
         if isinstance(error, BlockingIOError):
-            raise InputError(
-                f"another launch is at work in {path}. Wait for its end, or choose another --out."
-            ) from None
+            raise InputError(folder.BUSY.format(path)) from None
         return None
     return lock
 

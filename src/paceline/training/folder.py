@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import re
@@ -18,6 +19,7 @@ from paceline.training.options import RunOptions
 from paceline.training.spec import OVERRIDES, TrainSpec
 from paceline.world import env
 
+BUSY = "another launch is at work in {}. Wait for its end, or choose another --out."
 CHECKPOINTS = "checkpoints"
 SPEC = "spec.json"
 EVENTS = "events.jsonl"
@@ -69,6 +71,8 @@ def check(options: RunOptions) -> None:
     _check_kinds(options.out)
     out, saved = options.out, has_run(options.out)
     begun = saved or (out / EVENTS).exists()
+    if begun is not saved and is_busy(out):
+        raise InputError(BUSY.format(out))
     unsaved = f"the run in {out} has saved no checkpoint, so it cannot be gone on with. Choose another --out, or delete {out}."
     if not options.resume and begun:
         raise InputError(
@@ -82,6 +86,20 @@ def check(options: RunOptions) -> None:
             if begun
             else f"--resume: there is no run in {out}. Leave --resume out to start one there."
         )
+
+
+def is_busy(folder: Path) -> bool:
+    """Return whether a launch has locked a run folder; False where this disk has no locks."""
+    lock = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False
+    finally:
+        os.close(lock)
+    return False
 
 
 def check_resumed(options: RunOptions) -> None:

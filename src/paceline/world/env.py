@@ -7,6 +7,7 @@ is through a handful of variables. They are read here once, checked, and handed 
 from __future__ import annotations
 
 import os
+import re
 import socket
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -235,11 +236,11 @@ def _integer(name: str) -> int | None:
     text = read(name)
     if text is None or not text.strip():
         return None
-    try:
-        return int(text)
-    except ValueError:
-        message = f"{name} is {text!r}, which is no whole number. Launch with torchrun, or correct it."
-        raise InputError(message) from None
+    if re.fullmatch(r"\s*[+-]?[0-9]{1,18}\s*", text) is None:  # int() would take 1_0 for 10
+        raise InputError(
+            f"{name} is {text!r}, which is no whole number. Launch with torchrun, or correct it."
+        )
+    return int(text)
 
 
 def _check_range(name: str, value: int, bound_name: str, bound: int) -> None:

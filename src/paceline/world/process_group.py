@@ -165,7 +165,7 @@ class ProcessGroupComm(Comm):
         arguments.check_same_shape("reduce_scatter", tensors, tensors[0])
         arguments.check_reduce(op, tensors[0])
         value = _empty(tensors[0])
-        flat = torch.cat([tensor.detach().reshape(-1) for tensor in tensors])
+        flat = torch.cat([_plain(tensor).reshape(-1) for tensor in tensors])
         process_groups.reduce_scatter_single(value.view(-1), flat, op=_TORCH_OPS[op], group=self.group)
         return value.div_(self._size) if op == "mean" else value
 
@@ -180,7 +180,7 @@ class ProcessGroupComm(Comm):
         values = tensors[0].new_empty((sum(coming), *tail))
         dist.all_to_all_single(
             _bytes(values),
-            _bytes(torch.cat([tensor.detach() for tensor in tensors])),
+            _bytes(torch.cat([_plain(tensor) for tensor in tensors])),
             [count * row_bytes for count in coming],
             [count * row_bytes for count in leaving],
             group=self.group,
@@ -255,11 +255,16 @@ class ProcessGroupComm(Comm):
 
 
 def _copy(tensor: Tensor) -> Tensor:
-    return tensor.detach().clone(memory_format=torch.contiguous_format)
+    return _plain(tensor).clone(memory_format=torch.contiguous_format)
 
 
 def _contiguous(tensor: Tensor) -> Tensor:
-    return tensor.detach().contiguous()
+    return _plain(tensor).contiguous()
+
+
+def _plain(tensor: Tensor) -> Tensor:
+    """Return a tensor whose memory holds its values, where it is a view that conjugates or negates."""
+    return tensor.detach().resolve_conj().resolve_neg()
 
 
 def _empty(like: Tensor) -> Tensor:

@@ -2,8 +2,12 @@
 
 import os
 import shutil
+import subprocess
+import sys
 
 import pytest
+
+from tests.patience import HANG_S
 
 TASKS = """
 import torch, paceline
@@ -105,6 +109,28 @@ def test_one_line_says_what_is_wrong_and_nothing_is_created(text, command, place
     assert ended.err.count("\n") == 1
     assert (ended.status, ended.out) == (2, "")
     assert listing(place) == before
+
+
+@pytest.mark.parametrize(
+    "variables",
+    [
+        {"OMPI_COMM_WORLD_RANK": "x", "OMPI_COMM_WORLD_SIZE": "2"},
+        {"SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "2", "SLURM_JOB_ID": "7", "SLURM_STEP_ID": "batch"},
+    ],
+)
+def test_a_launcher_that_says_nonsense_is_named(variables, command, place):
+    run = subprocess.run(
+        [sys.executable, "-m", "paceline", "train", "tasks.py:Good"],
+        cwd=place,
+        env=os.environ | variables,
+        capture_output=True,
+        text=True,
+        timeout=HANG_S,
+        check=False,
+    )
+    assert run.returncode == 2
+    assert run.stderr.startswith("error: ")
+    assert run.stderr.count("\n") == 1
 
 
 def test_a_loss_that_is_none_is_found_at_the_first_step(command, place):

@@ -4,6 +4,7 @@ import importlib.util
 import json
 import os
 import shlex
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -196,3 +197,27 @@ def test_a_dry_run_in_a_world_that_is_there_counts_it_once(command, folder, monk
     assert ended.status == 0, ended.err
     assert "3 worker(s)" in ended.out.splitlines()[0]
     assert "8 shard(s)" in ended.out.splitlines()[0]
+
+
+def test_a_machine_that_ssh_never_reaches_is_not_waited_for_at_the_end(folder):
+    hanging = folder / "hanging.sh"
+    hanging.write_text("#!/bin/sh\nexec sleep 600\n")
+    hanging.chmod(0o755)
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        meeting = f"127.0.0.1:{one.getsockname()[1]}"
+    words = ["-m", "paceline", "train", "dense4096", "--steps", "2", "--hosts", "127.0.0.1,other"]
+    started = subprocess.Popen(
+        [sys.executable, *words, "--rendezvous", meeting, "--join-timeout", "3", "--ssh", str(hanging)],
+        cwd=folder,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        assert started.stderr is not None
+        assert any("1 of 2 machines came" in line for line in started.stderr)
+        started.wait(30)  # 50 s when it was told to end as if it were there
+        assert started.returncode != 0
+    finally:
+        started.kill()
+        started.communicate()

@@ -6,6 +6,7 @@ All in one script, because ranks take seconds to start: it trains with two backe
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import re
 import sys
@@ -13,6 +14,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterator
 from datetime import timedelta
+from math import inf, nan
 from pathlib import Path
 
 import pytest
@@ -145,6 +147,16 @@ def other_operations(world: World) -> None:
         value = everybody[rank].clone()
         dist.all_reduce(value, op=op)
         assert torch.equal(value, expected), op
+    for dtype in (torch.float32, torch.float64, torch.bfloat16):
+        odd = [[1.0, nan, -0.0, inf], [nan, 2.0, 0.0, -inf], [1.0, 1.0, 0.0, 0.0]]
+        held = [torch.tensor(odd[one % 3], dtype=dtype) for one in range(size)]
+        for op, expected in (
+            (dist.ReduceOp.MIN, functools.reduce(torch.minimum, held)),
+            (dist.ReduceOp.MAX, functools.reduce(torch.maximum, held)),
+        ):
+            value = held[rank].clone()
+            dist.all_reduce(value, op=op)
+            assert bits(value) == bits(expected), (dtype, op)
     value = everybody[rank].clone()
     dist.distributed_c10d._get_default_group().reduce(value, 1, dist.ReduceOp.MAX).wait()
     assert rank != 1 or torch.equal(value, everybody.amax(0))

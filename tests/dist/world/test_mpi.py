@@ -2,6 +2,7 @@
 
 import importlib.util
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -68,6 +69,42 @@ def test_ddp_through_mpiexec_that_the_command_starts_itself(one_process, tmp_pat
     told = json.loads(ended.stdout)
     assert (told["workers"], told["transport"], told["weights_sha256"]) == (2, "mpi", one_process)
     assert ended.stderr.count("note: MPI cannot replace a rank that is lost") == 1
+
+
+LEAVING = """
+import sys
+from paceline import Task
+from paceline.tasks.digits import Digits
+
+class Leaving(Digits):
+    def loss(self, model, batch):
+        if self.steps_done == 3:
+            sys.exit(0)
+        return super().loss(model, batch)
+"""
+
+
+def test_a_rank_that_leaves_early_with_status_0_fails_the_run(tmp_path):
+    (tmp_path / "leaving.py").write_text(LEAVING)
+    ended = under_mpiexec(tmp_path, 2, "-m", "paceline", "train", "leaving.py:Leaving", "--steps", "6")
+    assert ended.returncode != 0
+    assert "exited with status 0 before its part was done" in ended.stderr
+
+
+def test_the_launcher_of_another_mpi_is_refused(tmp_path):
+    variables = {**os.environ, "OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "2"}
+    ended = subprocess.run(
+        [sys.executable, *TRAIN, "--backend", "mpi"],
+        cwd=tmp_path,
+        env=variables,
+        capture_output=True,
+        text=True,
+        timeout=HANG_S,
+        check=False,
+    )
+    assert ended.returncode == 2, ended.stderr
+    (line,) = [one for one in ended.stderr.splitlines() if one.startswith("error: ")]
+    assert "this is rank 1 of 2, and MPI that it is rank 0 of 1" in line
 
 
 def test_a_rank_that_fails_before_all_have_met_ends_the_others(tmp_path):

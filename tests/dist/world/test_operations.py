@@ -54,6 +54,33 @@ def test_collectives(workers, checked):
     assert run_workers(all_collectives, workers, checked=checked) == list(range(workers))
 
 
+def views_are_sent_as_they_read(world):
+    comm, rank, size = world.comm, world.rank, world.size
+
+    def held(one):
+        return torch.complex(torch.arange(4.0) + one, torch.arange(4.0) - one)
+
+    for view in (lambda x: x.conj(), lambda x: x.conj().imag, lambda x: x.view(2, 2).t(), lambda x: x[::2]):
+        every = [view(held(one)) for one in range(size)]
+        mine, plain = view(held(rank)), [one.clone().resolve_conj().resolve_neg() for one in every]
+        assert torch.equal(comm.broadcast(mine, root=1), plain[1])
+        assert all(map(torch.equal, comm.all_gather(mine), plain))
+        if not mine.is_complex():
+            assert torch.equal(comm.all_reduce(mine), sum(plain))
+            assert torch.equal(comm.reduce_scatter(every), plain[rank] * size)
+        gathered = comm.gather(mine, root=0)
+        assert gathered is None if rank else all(map(torch.equal, gathered, plain))
+        assert torch.equal(comm.scatter(every if rank == 0 else None, like=mine, root=0), plain[rank])
+        assert all(map(torch.equal, comm.all_to_all([mine] * size), plain))
+        pending = comm.irecv(like=mine, source=1 - rank)
+        comm.send(mine, 1 - rank)
+        assert torch.equal(pending.wait(), plain[1 - rank])
+
+
+def test_views_are_sent_as_they_read():
+    run_workers(views_are_sent_as_they_read, 2)
+
+
 def uneven_all_to_all(world):
     comm, rank, size = world.comm, world.rank, world.size
     parts = [torch.full((rank + to, 2), 10.0 * rank + to) for to in range(size)]

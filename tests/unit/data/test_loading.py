@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import math
 import multiprocessing
 import os
@@ -92,6 +93,44 @@ def test_processes_of_an_epoch_that_was_left_early_end_with_the_next() -> None:
     assert len(before) == 2
     assert not before & ({pid for pid, _ in readers(steps)} | after)
     assert multiprocessing.active_children() == []
+
+
+class Finalised:
+    """Says in which process it was taken down; of a process group that hangs where its threads are not."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.itself = folder, self
+
+    def __del__(self) -> None:
+        (self.folder / str(os.getpid())).touch()
+
+
+class Collecting(Squares):
+    def __getitem__(self, index: int) -> Any:
+        gc.collect()
+        return index
+
+
+class CollectingStream(Stream):
+    def __iter__(self) -> Any:
+        gc.collect()
+        return super().__iter__()
+
+
+@pytest.mark.parametrize("dataset", [Collecting(16), CollectingStream(16)])
+def test_garbage_is_taken_down_where_it_was_made(dataset: Any, tmp_path: Path) -> None:
+    loader = loader_of(dataset, num_workers=1)
+    gc.collect()
+    gc.disable()
+    try:
+        Finalised(tmp_path)
+        list(loader.epoch(0))
+        assert list(tmp_path.iterdir()) == []
+        gc.collect()
+        assert [one.name for one in tmp_path.iterdir()] == [str(os.getpid())]
+    finally:
+        gc.enable()
+        loader.close()
 
 
 @pytest.mark.parametrize("error", [TwoPartError("box", 3), KeyError("missing")])

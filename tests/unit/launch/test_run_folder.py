@@ -11,7 +11,9 @@ import pytest
 from paceline.errors import InputError
 from paceline.launch.base import Outcome
 from paceline.launch.failures import WorkerFailure
-from paceline.launch.run_folder import RunFolder
+from paceline.launch.run_folder import RunFolder, claim
+from paceline.training import folder
+from paceline.training.options import RunOptions
 
 REFUSED = Outcome(results=(), failure=WorkerFailure(rank=0, host="here", kind="input", message="no"))
 WRITTEN = (
@@ -165,6 +167,22 @@ def test_two_launches_never_share_a_folder(tmp_path):
         first.finish(Outcome(results=()))
     with RunFolder(tmp_path / "a", {"second": True}):
         pass
+
+
+@pytest.mark.parametrize("resume", [True, False])
+def test_nobody_is_told_to_delete_a_run_that_is_in_progress(tmp_path, resume):
+    out = tmp_path / "run"
+    (out / "checkpoints").mkdir(parents=True)
+    (out / "events.jsonl").touch()
+    options = RunOptions(out=out, resume=resume)
+    with pytest.raises(InputError, match=f"delete {out}"):
+        folder.check(options)
+    lock = claim(out)
+    try:
+        with pytest.raises(InputError, match="another launch is at work"):
+            folder.check(options)
+    finally:
+        os.close(lock)
 
 
 def test_a_folder_that_cannot_be_made_leaves_no_parents_behind(tmp_path):

@@ -63,6 +63,7 @@ def test_node_rank_is_another_name_for_group_rank(clean):
     [
         ({"RANK": "two", "WORLD_SIZE": 3}, "RANK is 'two'"),
         ({"RANK": 1}, "WORLD_SIZE is not"),
+        ({"RANK": 0, "WORLD_SIZE": "1_0"}, "WORLD_SIZE is '1_0'"),
         ({"WORLD_SIZE": 2}, "RANK is not"),
         ({"RANK": 3, "WORLD_SIZE": 3}, "RANK is 3 but WORLD_SIZE is 3"),
         ({"RANK": -1, "WORLD_SIZE": 3}, "from 0 to 2"),

@@ -11,7 +11,7 @@ from typing import Any
 
 from paceline import strategies
 from paceline.compat.gloo_threads import let_gloo_rest
-from paceline.errors import InputError
+from paceline.errors import InputError, WorkerFailedError
 from paceline.launch.base import LaunchPlan, LaunchSpec, Outcome
 from paceline.launch.control import in_progress, owned
 from paceline.launch.job import Call, Job
@@ -100,7 +100,15 @@ class JoinedLauncher:
             if plan.out is not None and job.identity.rank == 0:
                 self._take(plan.out, plan.record, job.identity, undone)
             undone.callback(let_gloo_rest)  # the script may end at once
-            return Outcome(results=(job.call(Worker(identity=job.identity)),))
+            try:
+                return Outcome(results=(job.call(Worker(identity=job.identity)),))
+            except SystemExit as request:
+                if request.code not in (None, 0):
+                    raise
+                # Whoever has started this process would take it for done.
+                raise WorkerFailedError(
+                    job.identity.rank, env.host(), "exited with status 0 before its part was done"
+                ) from request
 
     def _take(
         self, out: Path, record: Mapping[str, Any], identity: Identity, undone: contextlib.ExitStack

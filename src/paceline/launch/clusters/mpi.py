@@ -62,11 +62,17 @@ def enter() -> None:
         said = {"RANK": started.rank, "WORLD_SIZE": started.size, **local}
         env.export({name: str(value) for name, value in said.items() if value is not None})
         return
-    _meet(library.load().COMM_WORLD)
+    _meet(library.load().COMM_WORLD, started)
 
 
-def _meet(world: Any) -> None:
+def _meet(world: Any, started: env.MpiRank) -> None:
     rank, size = world.Get_rank(), world.Get_size()
+    if (rank, size) != (started.rank, started.size):
+        raise InputError(
+            f"the launcher says that this is rank {started.rank} of {started.size}, and MPI that it is rank {rank} of {size}: "
+            "they are of different MPIs, so no rank would know of the others. Use the mpirun of the MPI that mpi4py loads "
+            f"(the one beside {sys.executable} where that is the wheel's)."
+        )
     networks: list[str] = world.allgather(interfaces.network())
     nodes = list(dict.fromkeys(networks))
     beside = [one for one, network in enumerate(networks) if network == networks[rank]]

@@ -25,8 +25,9 @@ from paceline.training.options import RunOptions
 from paceline.transport.addresses import at
 from paceline.world import env, interfaces
 
-GOODBYE_S, END_S = 10.0, 40.0
-"""How long the others may take to end by themselves when the leader has, and then when they are told to."""
+GOODBYE_S, END_S, NEVER_HERE_S = 10.0, 40.0, 1.0
+"""How long the others may take to end by themselves when the leader has, then when they are told to, and an ssh that never got
+through."""
 _SSH = ("-T", "-oBatchMode=yes", "-oConnectTimeout=20", "-oServerAliveInterval=15")
 _HOST = re.compile(r"(?:[\w.][\w.-]*@)?[\w.:][\w.:%-]*")
 
@@ -171,7 +172,7 @@ class _MachineWatch:
             self._read(selector, lambda: self._leader.process.stdout in _open(selector))
             # They are told by the leader; what they still say is shown.
             by = time.monotonic() + GOODBYE_S
-            self._read(selector, lambda: bool(_open(selector)) and time.monotonic() < by)
+            self._read(selector, lambda: _are_here(selector) and time.monotonic() < by)
         return relay.status(self._leader.process)
 
     def _read(self, selector: selectors.BaseSelector, goes_on: Callable[[], bool]) -> None:
@@ -195,6 +196,11 @@ def _open(selector: selectors.BaseSelector) -> list[Any]:
     return [key.fileobj for key in selector.get_map().values()]
 
 
+def _are_here(selector: selectors.BaseSelector) -> bool:
+    """Return whether machines that can be read are there; an ssh that has not got through says nothing more."""
+    return any(key.data.here for key in selector.get_map().values())
+
+
 def _unstarted(one: _Machine) -> InputError:
     if one.process.stderr is not None:
         one.take(one.process.stderr, one.process.stderr.read())
@@ -209,10 +215,11 @@ def _end(started: Sequence[_Machine]) -> None:
     """End what still runs: first by hanging up, which the other side understands, then by ending ssh."""
     for one in started:
         one.hang_up()
-    deadline = time.monotonic() + END_S
-    for one in started:
+    told = time.monotonic()
+    for one in sorted(started, key=lambda machine: machine.here):
+        by = told + (END_S if one.here else NEVER_HERE_S)
         try:
-            one.process.wait(max(0.1, deadline - time.monotonic()))
+            one.process.wait(max(0.1, by - time.monotonic()))
         except subprocess.TimeoutExpired:
             one.process.kill()
             one.process.wait()

@@ -315,8 +315,9 @@ def _make(options: Any, _: Any) -> MpiProcessGroup:
     if not ranks:
         if (options.group_rank, options.group_size) != (world.Get_rank(), world.Get_size()):
             raise InputError(
-                f"this is rank {options.group_rank} of {options.group_size}, but MPI has it as rank {world.Get_rank()} of "
-                f"{world.Get_size()}. Start it with mpirun -n {options.group_size}."
+                f"the backend mpi needs ranks that MPI has started: this is rank {options.group_rank} of {options.group_size}, "
+                f"and rank {world.Get_rank()} of {world.Get_size()} to MPI. Start it with mpirun -n {options.group_size}, or "
+                "choose another one: --backend gloo."
             )
         first = world.Dup()
     else:

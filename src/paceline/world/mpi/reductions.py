@@ -2,7 +2,8 @@
 
 MPI knows whole numbers, float32, float64 and complex numbers, and adds them in an order of its own. It has no type for
 bfloat16, float16 and float8: these are sent as they are and combined by torch, one rank after the other, each addition rounded
-to the type as gloo rounds it. Between two ranks there is one order, so the bits are gloo's; float8, which torch does not add,
+to the type as gloo rounds it. So are smallest and largest values of any floating type: there one that is no number wins, as in
+torch, on all ranks. Between two ranks there is one order, so the bits are gloo's; float8, which torch does not add,
 is added as float32 and rounded each time.
 """
 
@@ -66,7 +67,7 @@ class MpiReduction(NamedTuple):
     """SUM, PRODUCT, MIN, MAX, BAND, BOR or BXOR."""
     dtype: torch.dtype
     by_mpi: bool
-    """Whether MPI has the type."""
+    """Whether MPI has the type, and combines it to the same bits on all ranks."""
     factor: float | Tensor | None
     """What values are multiplied with before they are added."""
     mean: bool
@@ -100,7 +101,10 @@ def choose(op: Any, dtype: torch.dtype) -> MpiReduction:
     name = {dist.ReduceOp.AVG: "SUM", dist.ReduceOp.PREMUL_SUM: "SUM"}.get(kind, kind.name)
     mean, factor = kind == dist.ReduceOp.AVG, premul_factor(op)
     fractional = dtype.is_floating_point or dtype.is_complex
-    by_mpi = dtype in _TYPES
+    # Of 0.0 and -0.0, or of a number and none, MPI takes another one on another rank; products of complex numbers may round so.
+    by_mpi = dtype in _TYPES and not (
+        (dtype.is_floating_point and name in ("MIN", "MAX")) or (dtype.is_complex and name == "PRODUCT")
+    )
     text = str(dtype).removeprefix("torch.")
     if (mean or factor is not None) and not fractional:
         raise InputError(f"ReduceOp.{kind.name} of {text} has fractions. Use SUM, and divide as you mean it.")
