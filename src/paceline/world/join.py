@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import functools
 import socket
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import timedelta
 
 import torch
@@ -28,6 +32,9 @@ from paceline.world.run_secret import run_secret
 from paceline.world.sockets import Sockets
 from paceline.world.status_page import NoStatusPage
 from paceline.world.world import World
+
+SILENT_S = 20.0
+"""How long workers wait for each other before they say so."""
 
 
 def alone(device: str = "cpu") -> World:
@@ -74,17 +81,18 @@ def connect(
                 "this process is already in a process group. Close that world before connecting again."
             )
         _choose_interface(identity)
-        met = store or meet(identity, timedelta(seconds=timeout_s))
-        if isinstance(met, RunStore):
-            interruption.on_raise(functools.partial(met.interrupt, broken))
-        comm = _join_group(
-            identity,
-            met,
-            carrier,
-            Patience(timedelta(seconds=timeout_s), timedelta(seconds=meeting_s or timeout_s)),
-            generation,
-            interruption,
-        )
+        with _telling_of_a_wait(identity, timeout_s):
+            met = store or meet(identity, timedelta(seconds=timeout_s))
+            if isinstance(met, RunStore):
+                interruption.on_raise(functools.partial(met.interrupt, broken))
+            comm = _join_group(
+                identity,
+                met,
+                carrier,
+                Patience(timedelta(seconds=timeout_s), timedelta(seconds=meeting_s or timeout_s)),
+                generation,
+                interruption,
+            )
     return World(
         rank=identity.rank,
         size=identity.size,
@@ -102,6 +110,25 @@ def connect(
         status_page=status_page or NoStatusPage(),
         store=None if met is None else PrefixStore(f"generation-{generation}/beside", met),
     )
+
+
+@contextmanager
+def _telling_of_a_wait(identity: Identity, timeout_s: float) -> Iterator[None]:
+    """Print a line where the others do not come for long; two ranks do, for one of them may be who is missing."""
+
+    def tell() -> None:
+        waited = f"rank {identity.rank} has waited {SILENT_S:.0f} s for all {identity.size} ranks to meet"
+        why = "some have not been started, or cannot reach this machine"
+        print(f"{waited}, and waits on, {timeout_s:.0f} s in all: {why}", file=sys.stderr)  # noqa: T201
+
+    timer = threading.Timer(SILENT_S, tell)
+    timer.daemon = True
+    if identity.rank < 2:
+        timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
 
 
 def _join_group(

@@ -2,6 +2,7 @@
 
 import json
 import os
+import socket
 import subprocess
 import sys
 
@@ -170,3 +171,25 @@ def test_a_run_that_is_resumed_in_a_world_has_its_workers_and_keeps_the_rest(tmp
     ended = start(tmp_path, *TORCHRUN, "script.py", "4")
     assert ended.stdout.splitlines() == ["ddp 2 5 4"]
     assert ended.stderr.count("note: the run had strategy='single', which 2 workers do not fit: ") == 1
+
+
+def test_a_rank_that_waits_for_the_others_says_so(tmp_path):
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        port = one.getsockname()[1]
+    waiting = (
+        "from paceline.world import Identity, connect, join\n"
+        "join.SILENT_S = 0.3\n"
+        f"place = {{'master_address': '127.0.0.1', 'master_port': {port}}}\n"
+        "connect(Identity(rank=0, size=2, local_rank=0, local_size=2, **place), device='cpu', timeout_s=3)\n"
+    )
+    ended = subprocess.run(
+        [sys.executable, "-c", waiting],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=HANG_S,
+        check=False,
+    )
+    assert ended.returncode != 0
+    assert "rank 0 has waited 0 s for all 2 ranks to meet" in ended.stderr
