@@ -18,6 +18,8 @@ LONG_LIVED_COMMANDS = (
     "multiprocessing.resource_tracker",
     "paceline.launch.workers.fork_server_process",
 )
+# What runs below it belongs to pages that run beside the tests; orphans of those come to us, and are seen then.
+BESIDE = "tests/dist/docs/warm.py"
 # Started with the first progress bar that torch's compiler shows, and there for the rest of the process.
 LONG_LIVED_THREADS = ("tqdm_monitor",)
 SHARED_MEMORY = Path("/dev/shm")  # noqa: S108
@@ -66,25 +68,55 @@ def find(before: Before, temporary: Path | None) -> list[str]:
 def descendants(pid: int) -> Iterator[int]:
     """Give every process below this one, however deep."""
     for task in _names(f"/proc/{pid}/task"):
-        for child in map(int, _read(f"/proc/{pid}/task/{task}/children").split()):
-            yield child
-            yield from descendants(child)
+        yield from started_by(pid, task)
+
+
+def started_by(pid: int, task: str) -> Iterator[int]:
+    """Give what one thread of a process has started, and what is below that."""
+    for child in map(int, _read(f"/proc/{pid}/task/{task}/children").split()):
+        yield child
+        yield from descendants(child)
+
+
+def beside(before: Before) -> Iterator[int]:
+    """Give the processes of work that goes on beside the test: of the pages, and of threads older than the test."""
+    own = os.getpid()
+    for pid in descendants(own):
+        if BESIDE in command(pid) and not is_forked(pid):
+            yield from (pid, *descendants(pid))
+    for thread in before.threads:
+        if thread is not threading.main_thread() and thread.is_alive():
+            yield from started_by(own, str(thread.native_id))
+
+
+def new_processes(before: Before) -> list[int]:
+    """Give the processes below this one that still run and are the test's own."""
+    others = before.processes | set(beside(before))
+    return [pid for pid in descendants(os.getpid()) if pid not in others and is_leak(pid)]
 
 
 def left_processes(before: Before) -> list[str]:
     """Name the new processes below this one that still run."""
-    new = [pid for pid in descendants(os.getpid()) if pid not in before.processes]
-    return [f"process {pid} ({command(pid)}) still runs" for pid in new if is_leak(pid)]
+    return [f"process {pid} ({command(pid)}) still runs" for pid in new_processes(before)]
 
 
 def is_leak(pid: int) -> bool:
     """Tell whether a process counts: it runs, and it is not one that serves many tests."""
-    fields = _read(f"/proc/{pid}/stat").rpartition(")")[2].split()
+    fields = status(pid)
     if not fields or fields[0] in "ZX":
         return False
-    # What a server forks has the server's own command line; only the server itself came to be by exec.
-    forked = int(fields[6]) & FORKED_WITHOUT_EXEC
-    return bool(forked) or not any(name in command(pid) for name in LONG_LIVED_COMMANDS)
+    return is_forked(pid) or not any(name in command(pid) for name in LONG_LIVED_COMMANDS)
+
+
+def is_forked(pid: int) -> bool:
+    """Tell whether a process has its command line from another: a server came to be by exec, what it forks did not."""
+    fields = status(pid)
+    return bool(fields) and bool(int(fields[6]) & FORKED_WITHOUT_EXEC)
+
+
+def status(pid: int) -> list[str]:
+    """Give what the kernel tells of a process, from its state on; nothing if it is gone."""
+    return _read(f"/proc/{pid}/stat").rpartition(")")[2].split()
 
 
 def command(pid: int) -> str:
@@ -151,7 +183,7 @@ def left_shared_memory(before: Before) -> list[str]:
     new = [str(SHARED_MEMORY / name) for name in sorted(set(shared_memory()) - before.shared_memory)]
     if not new:
         return []
-    ours = {os.getpid(), *descendants(os.getpid())}
+    ours = {os.getpid(), *descendants(os.getpid())} - set(beside(before))
     return [f"{path} is left" for path in new if not is_used_by_strangers(path, ours)]
 
 
@@ -164,9 +196,8 @@ def restore(before: Before) -> None:
     os.chdir(before.directory)
     if ended_interpreter():
         sys.modules["torch.utils.data._utils"].python_exit_status = False  # type: ignore[attr-defined]
-    for pid in list(descendants(os.getpid())):
-        if pid not in before.processes and is_leak(pid):
-            os.kill(pid, 9)
+    for pid in new_processes(before):
+        os.kill(pid, 9)
 
 
 def is_used_by_strangers(path: str, ours: set[int]) -> bool:

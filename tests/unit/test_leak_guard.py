@@ -123,6 +123,54 @@ def test_a_process_that_ended_is_no_leak_before_it_is_waited_for(before: leaks.B
         assert leaks.left_processes(before) == []
 
 
+def test_what_runs_beside_the_test_is_not_its_own() -> None:
+    """A page's command that ran for longer than the grace was killed by the guard of another test."""
+    start, end = threading.Event(), threading.Event()
+    started: list[subprocess.Popen[bytes]] = []
+
+    def run() -> None:
+        start.wait()
+        started.append(subprocess.Popen(["/bin/sleep", "60"]))
+        end.wait()
+
+    older = threading.Thread(target=run)
+    older.start()
+    try:
+        before = leaks.look()
+        start.set()
+        while not started:
+            time.sleep(0.01)
+        assert started[0].pid in leaks.descendants(os.getpid())
+        assert leaks.left_processes(before) == []
+        leaks.restore(before)
+        assert started[0].poll() is None
+        end.set()
+        older.join()
+        assert len(leaks.left_processes(before)) == 1, "nobody is left who would end it"
+    finally:
+        start.set()
+        end.set()
+        older.join()
+        started[0].kill()
+        started[0].wait()
+
+
+def test_commands_of_pages_are_not_the_tests_own_and_their_orphans_are(before: leaks.Before) -> None:
+    below = "import subprocess; print(subprocess.Popen(['/bin/sleep', '60']).pid, flush=True); input()"
+    with subprocess.Popen(
+        [sys.executable, "-c", below, leaks.BESIDE], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as page:
+        assert page.stdout is not None
+        command = int(page.stdout.readline())
+        assert command in leaks.descendants(os.getpid())
+        assert leaks.left_processes(before) == []
+        page.kill()
+        page.wait()
+    assert leaks.new_processes(before) == [command]
+    os.kill(command, 9)
+    os.waitpid(command, 0)
+
+
 @pytest.fixture
 def server_with_worker() -> Iterator[tuple[int, multiprocessing.process.BaseProcess]]:
     context = multiprocessing.get_context("forkserver")
