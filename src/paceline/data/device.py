@@ -57,10 +57,13 @@ def copied(batch: Any) -> Any:
         return part
 
     def duplicate(part: Any) -> Any:
+        seen = dict(clones)  # what a copy that fails has half made must not serve
         try:
-            return copy.deepcopy(part, dict(clones))
+            made = copy.deepcopy(part, seen)
         except Exception:  # noqa: BLE001 - whatever an object of the user's raises; its members are tried one by one
             return _NOT_A_LEAF
+        clones.update(seen)
+        return made
 
     _rebuilt(batch, note)
     return _rebuilt(batch, duplicate)

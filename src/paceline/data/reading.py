@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import TensorDataset, default_collate
 
+from paceline.data.device import copied
 from paceline.data.epochs import epoch_setters, tell_epoch
 from paceline.data.generators import GeneratorsAside, seed_generators
 from paceline.data.in_place import Items
@@ -72,7 +73,8 @@ class SampleReader:
         self._fetches_many = callable(getattr(dataset, "__getitems__", None))
         self._aside = GeneratorsAside()
         self._draws = False
-        self._looks = collate is not default_collate
+        self._is_users = collate is not default_collate
+        self._looks = self._is_users
         """Whether collate is watched for changes in place: in the first step that is read."""
         self._setters = epoch_setters(dataset)
 
@@ -141,7 +143,9 @@ class SampleReader:
             raise
         if watched is not None:
             watched.check(samples, lambda sample: self._one(epoch, sample))
-        return batch
+        # A function of the user's may fill the same memory for each batch, or hand on the data set's own: what lies in the
+        # batches of a step would be the last one's, and work in place would change what is read later.
+        return copied(batch) if self._is_users else batch
 
 
 def _samples(piece: Indices) -> list[int]:

@@ -23,6 +23,7 @@ import numpy as np
 from torch.utils.data import IterableDataset, default_collate
 
 from paceline.data.contents import contents_of
+from paceline.data.device import copied
 from paceline.data.epochs import epoch_setters, tell_epoch
 from paceline.data.generators import GeneratorsAside, seed_generators
 from paceline.data.loading import LoadingOptions, StreamProcess
@@ -193,7 +194,7 @@ class Stream:
             if self._collate is None:
                 return default_collate(items)
             seed_generators(derive(self._seed, "collate", epoch, first))
-            return self._collate(items)
+            return copied(self._collate(items))  # it may fill the same memory for each batch
         except Exception as error:
             error.add_note(
                 f"while collating samples {first} to {first + len(items) - 1} of the stream, in epoch {epoch}"

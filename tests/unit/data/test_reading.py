@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import Dataset, Subset, TensorDataset, default_collate
+from torch.utils.data import Dataset, IterableDataset, Subset, TensorDataset, default_collate
 
 from paceline.data.reading import reader_of
 from paceline.errors import InputError
@@ -185,3 +186,74 @@ def test_an_item_of_the_data_sets_own_is_found_behind_one_that_is_fresh() -> Non
 
     with pytest.raises(InputError, match="collate changes sample 3 in place"):
         reader_of(Images(), seed=0, collate=marking).read(0, [np.array([3, 1])])
+
+
+class _Refilled:
+    """Collates into the same memory each time, and returns the same list and dict."""
+
+    def __init__(self) -> None:
+        self.numbers, self.array = torch.zeros(64), np.zeros(64)
+        self.batch: list[Any] = []
+        self.named: dict[str, Any] = {}
+
+    def __call__(self, items: list[Any]) -> Any:
+        values = torch.tensor([float(item) for item in items])
+        self.numbers[: len(items)] = values
+        self.array[: len(items)] = values.numpy()
+        self.named["array"] = self.array[: len(items)]
+        self.batch[:] = [self.numbers[: len(items)], self.named, torch.from_numpy(self.array)[: len(items)]]
+        return self.batch
+
+
+class _Counted(IterableDataset[int]):
+    def __init__(self, samples: int) -> None:
+        self.samples = samples
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(self.samples))
+
+
+@pytest.mark.parametrize("source", [Squares, _Counted])
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_a_collate_that_fills_the_same_memory_again_gives_each_batch_its_own(
+    source: type[Any], num_workers: int
+) -> None:
+    whole = [
+        batch
+        for step in epoch_of(
+            source(40), collate=_Refilled(), shards=4, num_workers=num_workers, batch_size=16, micro_batch=2
+        )
+        for shard in step.shards
+        for batch in shard.batches
+    ]
+    plain = [
+        batch.double()
+        for step in epoch_of(source(40), collate=torch.tensor, shards=4, batch_size=16, micro_batch=2)
+        for shard in step.shards
+        for batch in shard.batches
+    ]
+    assert len(whole) == len(plain) == 20
+    for (numbers, named, array), expected in zip(whole, plain, strict=True):
+        assert numbers.tolist() == named["array"].tolist() == array.tolist() == expected.tolist()
+
+
+def test_work_in_place_on_a_batch_of_a_collate_leaves_the_data_set_alone() -> None:
+    """As detection models have it: the batch is a tuple of the items themselves."""
+    images = [torch.full((2,), float(index)) for index in range(8)]
+    arrays = [np.full(2, float(index)) for index in range(8)]
+
+    class Pictures(Dataset[Any]):
+        def __len__(self) -> int:
+            return 8
+
+        def __getitem__(self, index: int) -> Any:
+            return images[index], torch.from_numpy(arrays[index]), arrays[index]
+
+    for step in epoch_of(Pictures(), collate=lambda items: tuple(zip(*items, strict=True)), batch_size=4):
+        for shard in step.shards:
+            for batch in shard.batches:
+                for column in batch:
+                    for one in column:
+                        one *= 2  # noqa: PLW2901
+    assert [float(image[0]) for image in images] == [*range(8)]
+    assert [float(array[0]) for array in arrays] == [*range(8)]
