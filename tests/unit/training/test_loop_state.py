@@ -113,3 +113,51 @@ def test_what_no_checkpoint_holds_is_refused(tmp_path: Path) -> None:
         plain_loop(run)
         with pytest.raises(InputError, match=r"came after run\.steps"):
             run.register("late", {})
+
+
+def held(run: Run, steps: int) -> dict[str, Any]:
+    """Go on with what was registered under names of the loop's own."""
+    model, _ = prepared(run)
+    average, squares, log = torch.zeros(4), np.zeros(2), [0.0]
+    nested = {"deep": (torch.zeros(2), [torch.ones(())])}
+    run.register(
+        "held", {"average": average, "squares": squares, "log": log, "nested": nested, "live": dict(nested)}
+    )
+    for step in run.steps(data(), batch_size=8, steps=steps):
+        for batch in step:
+            step.backward(losses(model, batch))
+        loss = step.apply().loss
+        average.mul_(0.5).add_(loss)
+        squares += loss**2
+        log.append(loss)
+        nested["deep"][0].add_(loss)
+        nested["deep"][1][0].mul_(loss)
+    return {"average": average, "squares": squares, "log": log, **nested}
+
+
+def replaced(run: Run, steps: int) -> dict[str, Any]:
+    """Put another object into the dict each time, and begin again with the first one now and then."""
+    model, _ = prepared(run)
+    nothing, none = torch.zeros(4), np.zeros(2)
+    state = run.register("sums", {"sum": nothing, "array": none})
+    for step in run.steps(data(), batch_size=8, steps=steps):
+        for batch in step:
+            step.backward(losses(model, batch))
+        loss = step.apply().loss
+        if step.number % 4 == 3:
+            state["sum"], state["array"] = nothing, none
+        else:
+            state["sum"], state["array"] = state["sum"] + loss, state["array"] + loss
+    return {**state, "nothing": nothing, "none": none}
+
+
+@pytest.mark.parametrize("loop", [held, replaced])
+@pytest.mark.parametrize("at", [2, 4, 5])
+def test_what_the_loop_holds_of_a_dict_is_what_was_saved(loop: Any, at: int, tmp_path: Path) -> None:
+    with opened() as run:
+        wanted = loop(run, 7)
+    with opened(out=tmp_path) as run:
+        loop(run, at)
+    with resumed(tmp_path) as run:
+        found = loop(run, 7)
+    assert str(found) == str(wanted)

@@ -16,6 +16,7 @@ from paceline.checkpoint.fingerprint import raw_bytes
 from paceline.checkpoint.tensors import plain
 from paceline.errors import CheckpointError, InputError
 from paceline.training.user_loop.marks import ModuleMarks, StateMarks
+from paceline.training.user_loop.registered_dict import RegisteredDict
 from paceline.world import World, all_gather_object
 
 KEY = "loop"
@@ -40,7 +41,7 @@ class LoopState:
     """What a loop has registered, by name; the same on every worker."""
 
     def __init__(self) -> None:
-        self._objects: dict[str, Stateful | dict[Any, Any]] = {}
+        self._objects: dict[str, Stateful | RegisteredDict] = {}
         self._saved: Values | None = None
         """What the checkpoint held that this process resumed from, less what has been taken over."""
         self._beginning: Values | None = None
@@ -60,7 +61,7 @@ class LoopState:
             )
         if name in self._objects:
             raise InputError(f"run.register({name!r}) was called before. Give each state a name of its own.")
-        self._objects[name] = value
+        self._objects[name] = RegisteredDict(value) if isinstance(value, dict) else value
         if _holds_tensors_alone(value):
             self._modules[name] = ModuleMarks(value)
         if self._saved is not None and name in self._saved:
@@ -114,7 +115,8 @@ class LoopState:
 
     def _value(self, name: str) -> Any:
         value = self._objects[name]
-        return plain(value if isinstance(value, dict) else value.state_dict(), f"the state {name!r}")
+        what = f"the state {name!r}"
+        return value.plain(what) if isinstance(value, RegisteredDict) else plain(value.state_dict(), what)
 
     def load(self, values: Values) -> None:
         """Load into every object its state of another moment, or of another worker."""
@@ -152,8 +154,8 @@ class LoopState:
         value = self._objects[name]
         if name in self._modules:
             return self._modules[name].note()
-        if isinstance(value, dict):
-            return StateMarks(value, anew=False)
+        if isinstance(value, RegisteredDict):
+            return StateMarks(value.value, anew=False)
         if name not in self._made_anew:
             first, second = (StateMarks(value.state_dict(), anew=False) for _ in range(2))
             self._made_anew[name] = first != second
@@ -163,11 +165,11 @@ class LoopState:
         value = self._objects[name]
         if isinstance(value, nn.Module) and _left(value.parameters(), SMALL) < 0:
             return True
-        return _left(value if isinstance(value, dict) else value.state_dict(), SMALL) < 0
+        return _left(value.value if isinstance(value, RegisteredDict) else value.state_dict(), SMALL) < 0
 
     def objects(self) -> list[Any]:
         """Return what was registered."""
-        return list(self._objects.values())
+        return [one.value if isinstance(one, RegisteredDict) else one for one in self._objects.values()]
 
     def give_known(self, states: Values) -> None:
         """Load into the objects what `small` returned for them."""
@@ -190,12 +192,11 @@ class LoopState:
         return values
 
     def _give(self, name: str, state: Any) -> None:
-        value, state = self._objects[name], copy.deepcopy(state)
-        if isinstance(value, dict):
-            value.clear()
-            value.update(state)
+        value = self._objects[name]
+        if isinstance(value, RegisteredDict):
+            value.load(state)
         else:
-            value.load_state_dict(state)
+            value.load_state_dict(copy.deepcopy(state))
 
     def __bool__(self) -> bool:
         """Return whether anything is registered."""
