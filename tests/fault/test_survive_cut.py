@@ -49,13 +49,25 @@ def momentum_of_weights(made):
     return torch.optim.SGD([{"params": weights, "momentum": 0.9}, {"params": others}], lr=0.05)
 
 
-def train(run, folder, faults=(), optimizer=adam_w):
+class Fading(torch.optim.lr_scheduler.LRScheduler):
+    """Keeps its state in a tensor that it writes to in place."""
+
+    def __init__(self, optimizer):
+        self.level = torch.ones(1)
+        super().__init__(optimizer)
+
+    def get_lr(self):
+        self.level.mul_(0.75)
+        return [rate * float(self.level) for rate in self.base_lrs]
+
+
+def inverse(optimizer):
+    return torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 / (1 + step))
+
+
+def train(run, folder, faults=(), optimizer=adam_w, scheduler=inverse):
     """Train with a model that each group makes anew; faults are set off as in survivors.py."""
-    run._engine.preparation.prepare_replica(
-        model,
-        optimizer,
-        scheduler=lambda optimizer: torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 / (1 + step)),
-    )
+    run._engine.preparation.prepare_replica(model, optimizer, scheduler=scheduler)
     history = run.register("history", {"losses": []})
     fault_points.set_fault(lambda point: set_off(run, folder, faults, point))
     given = []
@@ -140,6 +152,18 @@ def test_a_copy_in_a_neighbours_memory_fills_in(strategy, tmp_path, undisturbed)
     assert audit(tmp_path / "run").holds
     assert results[0]["given"] == [*range(7), *range(4, STEPS)]
     assert all(result["losses"] == losses for result in results)
+
+
+@pytest.mark.parametrize("strategy", ["fsdp", "pp"])
+def test_a_copy_holds_the_schedule_as_it_was_then(strategy, tmp_path):
+    options = {"shards": 6, "device": "cpu", "threads": 1}
+    quiet = paceline.launch(train, "", (), adam_w, Fading, strategy="single", **options)[0]["weights"]
+    options |= {"strategy": strategy, "workers": 3, "out": tmp_path / "run", "max_restarts": 0}
+    options |= {"peer_snapshots": 1, "snapshot_every": 4}
+    faults = [("forward", 6, 2, "kill"), ("forward", 7, 1, "kill")]
+    found = paceline.launch(train, str(tmp_path), faults, adam_w, Fading, **options)
+    assert {result["weights"] for result in found if result} == {quiet}
+    assert {change["source"] for change in changes(tmp_path)} == {"copies"}
 
 
 def test_without_copies_the_last_checkpoint_does(tmp_path, undisturbed):

@@ -7,6 +7,7 @@ kept: one that all have, and one that may still be on its way when a worker is l
 
 from __future__ import annotations
 
+import copy
 import pickle
 import threading
 import time
@@ -100,7 +101,9 @@ class PeerSnapshots:
             # The group broke, and nobody would receive it. Whoever asks stands between two operations, where nothing
             # regroups: the next operation finds out, and the next group takes one at once.
             return
-        snapshot = Snapshot(position, shared, held.extra_state, to_host(held.chunks), held.answers_for)
+        # A schedule may go on in the very tensors that its state shows.
+        extra_state = copy.deepcopy(held.extra_state)
+        snapshot = Snapshot(position, shared, extra_state, to_host(held.chunks), held.answers_for)
         self._last = snapshot
         # One of the same step that another group took stays until this one is whole.
         self.kept.setdefault(position.number, snapshot)

@@ -7,6 +7,7 @@ updated elsewhere, an `Update`.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
@@ -402,6 +403,7 @@ class Replica:
 
     def load_local_state(self, catalogue: Catalogue, read: Read, extra_state: Mapping[str, Any]) -> None:
         """Take over this worker's part of a state of which all tensors are known and can be read in parts."""
+        extra_state = copy.deepcopy(extra_state)  # whoever gave it may give it again
         self.placement.load_local_state(catalogue, read, extra_state)
         self.fused.forget()
         if self.scheduler is not None and extra_state["scheduler"] is not None:

@@ -15,7 +15,6 @@ from paceline.checkpoint.tensors import plain
 REPLACED = "replaced since it was registered"
 """Where the state says which of its objects are no longer those that were registered."""
 Path = tuple[Any, ...]
-_WRITTEN: tuple[type, ...] = (Tensor, np.ndarray)
 
 
 class RegisteredDict:
@@ -83,7 +82,7 @@ class RegisteredDict:
 
 def _written(mine: Any, new: Any) -> bool:
     """Write a tensor or an array into another one of its kind; return whether that could be done."""
-    if not isinstance(new, _WRITTEN) or not isinstance(mine, type(new)):
+    if not any(isinstance(mine, kind) and isinstance(new, kind) for kind in (Tensor, np.ndarray)):
         return False
     if mine.shape != new.shape or mine.dtype != new.dtype:
         return False
