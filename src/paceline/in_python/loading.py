@@ -117,7 +117,7 @@ def _of_this_script(reference: str) -> type[Task] | None:
 
 
 def _make(task: Task) -> nn.Module:
-    """Make the model without touching this process's random numbers; a module that the task holds is copied."""
+    """Make the model without touching this process's random numbers."""
     import copy
 
     from torch import nn
@@ -127,9 +127,8 @@ def _make(task: Task) -> nn.Module:
     name = f"{type(task).__name__}.model()"
     try:
         with seeds.preserved():
-            made: Any = task.model()
-            if any(one is made for one in vars(task).values()):
-                made = copy.deepcopy(made)  # what the task holds stays as it is
+            # The task, or whatever its model() is written in, may hold it or a part of it: that stays as it is.
+            made: Any = copy.deepcopy(task.model())
     except Exception as error:
         raise InputError(
             f"the model cannot be made here: {name} raised {type(error).__name__}: {' '.join(str(error).split())}"

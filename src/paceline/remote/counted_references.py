@@ -47,7 +47,10 @@ class Reference(Generic[Value]):
         return self._number
 
     def fetch(self, timeout: float | None = None) -> Value:
-        """Bring the value here, or raise what the call that was to make it came to."""
+        """Bring a copy of the value here, or raise what the call that was to make it came to.
+
+        On its owner it is the value itself, as of RRef.to_here: copy it there before it is written to.
+        """
         session = self._checked()
         timeout_s = checked_timeout(timeout) or session.timeout_s
         if self.owner == session.name:

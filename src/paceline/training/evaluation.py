@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from paceline.data import ShardedLoader
+from paceline.data.device import copied
 from paceline.data.resident import gathered
 from paceline.declared import Collected
 from paceline.errors import InputError
@@ -113,16 +114,12 @@ def _checked(metrics: MetricsFunction) -> MetricsFunction:
                 _check_mean(name, value)
             elif not isinstance(value, Collected):
                 check_state(name, value)
-        # Copies: the next batch's may be counted in the same memory.
-        return {name: _kept(value) if isinstance(value, Mean) else value for name, value in values.items()}
+        # Copies: the next batch's may be counted, or computed by the model, in the same memory.
+        return {
+            name: value if isinstance(value, Collected) else copied(value) for name, value in values.items()
+        }
 
     return measure
-
-
-def _kept(mean: Mean) -> Mean:
-    return Mean(
-        *(one.detach().clone() if isinstance(one, torch.Tensor) else one for one in (mean.total, mean.weight))
-    )
 
 
 def _check_mean(name: str, value: Mean) -> None:

@@ -55,6 +55,19 @@ def test_a_metric_is_one_number(value: Mean) -> None:
             run.evaluate(data(), lambda model, batch: {"right": value})
 
 
+class Kept:
+    """Keeps the outputs that it is given, as a metric with a list of them does."""
+
+    def __init__(self, outputs: list[torch.Tensor]) -> None:
+        self.outputs = outputs
+
+    def merge(self, other: Kept) -> None:
+        self.outputs += other.outputs
+
+    def compute(self) -> torch.Tensor:
+        return torch.cat(self.outputs).sum()
+
+
 def test_what_is_measured_may_share_memory_from_batch_to_batch() -> None:
     held = torch.zeros(24, 1)
     count = torch.zeros(())
@@ -67,6 +80,7 @@ def test_what_is_measured_may_share_memory_from_batch_to_batch() -> None:
         return {
             "sum": Mean(count.zero_().add_(made.sum()), 1),
             "all": Collected(made, compute=lambda every: every.sum()),
+            "kept": Kept([made]),
         }
 
     with opened(shards=2) as run, torch.no_grad():
@@ -75,6 +89,7 @@ def test_what_is_measured_may_share_memory_from_batch_to_batch() -> None:
         assert torch.equal(run.predict(data(), outputs, batch_size=8), wanted)
         found = run.evaluate(data(), metrics, batch_size=8)
     assert found["all"] == pytest.approx(float(wanted.sum()), rel=1e-5)
+    assert found["kept"] == pytest.approx(float(wanted.sum()), rel=1e-5)
     assert found["sum"] * 6 == pytest.approx(float(wanted.sum()), rel=1e-5)
 
 
