@@ -27,6 +27,9 @@ class Reducer:
     narrows = True
     """Whether it can be wired up for a part of what trains, and switch from one part to another between steps."""
 
+    may_be_kept = True
+    """Whether somebody may keep a gradient beyond its step: it must not lie where the next one is written."""
+
     @property
     def capturable(self) -> bool:
         """Whether a step with it may be captured as a CUDA graph: it talks to no other worker."""

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from paceline.compat.optim import ensure_hooks, overflows
+from paceline.compat.optim import ensure_hooks, keeps_no_gradient, overflows
 from paceline.data import to_device
 from paceline.errors import InputError, NonFiniteLossError
 from paceline.state.chunks import Catalogue, ChunkBounds, LocalState, Read, split
@@ -86,6 +86,7 @@ class Replica:
         self.compiler = inputs.compiler(world)
         self.optimizer: Optimizer = inputs.optimizer(self.model)
         ensure_hooks(self.optimizer)
+        self.reducer.may_be_kept = inputs.gradients_seen or not keeps_no_gradient(self.optimizer)
         self.closure = ClosureStep.of(self.optimizer, placement, updates_here=update is None)
         """What takes the steps of an optimizer that computes the loss itself."""
         self.fused = FusedUpdate(self.optimizer, world.device, inputs.note)

@@ -23,6 +23,7 @@ from paceline.strategies.in_turns.outside import own_model
 from paceline.strategies.precision import Precision
 from paceline.strategies.replica import Replica
 from paceline.strategies.structure import Structure
+from paceline.task import Task
 from paceline.training import resuming
 from paceline.training.core import EngineCore
 from paceline.training.frozen import KEY as FROZEN
@@ -101,6 +102,7 @@ class Preparation:
                 state.options, state.exactness, device, model, optimizer, scheduler, buffers, structure
             ),
             note=lambda text: state.emit(Note(text=text)),
+            gradients_seen=state.task is None or type(state.task).on_step is not Task.on_step,
         )
         joins = state.waits_to_join
         # What needs the others is done when there are any.

@@ -101,3 +101,70 @@ def test_work_on_gradients_of_split_layers_is_refused() -> None:
 def test_work_on_a_part_of_the_gradients_is_refused_where_servers_have_them() -> None:
     for found in said("ps", ["clip of a part"]):
         assert "max_grad_norm=1.0" in found["clip of a part"]
+
+
+class Optimistic(torch.optim.Optimizer):
+    """Goes by the last gradient as well, which it keeps as it is: right where each step has its own."""
+
+    elementwise = True
+
+    def __init__(self, parameters: Any) -> None:
+        super().__init__(parameters, {"lr": 0.05})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        for group in self.param_groups:
+            for one in (one for one in group["params"] if one.grad is not None):
+                before = self.state[one].get("before", one.grad)
+                one.sub_(2 * one.grad - before, alpha=group["lr"])
+                self.state[one]["before"] = one.grad
+
+
+def keeping(run: paceline.Run) -> tuple[str, list[Any]]:
+    """Look at the gradients of the step before: at the tensor, and at its data."""
+    torch.manual_seed(0)
+    made = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 1))
+    model, _ = run.prepare(made, Optimistic(made.parameters()))
+    rows = torch.randn(32, 4, generator=torch.Generator().manual_seed(1))
+    kept: list[Tensor] = []
+    found = []
+    for step in run.steps(TensorDataset(rows), batch_size=8, epochs=2):
+        for (features,) in step:
+            step.backward(model(features).square().flatten())
+        step.apply()
+        found.append([one.tolist() for one in kept])
+        kept = [
+            part for one in model.parameters() if one.grad is not None for part in (one.grad, one.grad.data)
+        ]
+    return run.weights_sha256(), found
+
+
+def test_a_gradient_that_is_kept_is_not_written_over() -> None:
+    alone = paceline.launch(keeping, shards=2, threads=1)[0]
+    assert [*paceline.launch(keeping, workers=2, shards=2, threads=1)] == [alone, alone]
+    sharded = {"strategy": "ddp", "shard_optimizer": True}
+    weights = {found[0] for found in paceline.launch(keeping, workers=2, shards=2, threads=1, **sharded)}
+    assert weights == {alone[0]}
+
+
+class Kept(paceline.Task):
+    """The same without a loop: only the optimizer keeps a gradient."""
+
+    batch_size, shards, epochs = 8, 2, 2
+
+    def model(self) -> nn.Module:
+        return nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 1))
+
+    def optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
+        return Optimistic(model.parameters())
+
+    def train_data(self) -> TensorDataset:
+        return TensorDataset(torch.randn(32, 4, generator=torch.Generator().manual_seed(1)))
+
+    def loss(self, model: nn.Module, batch: Any) -> paceline.Loss:
+        return paceline.Loss.mean(model(batch[0]).square().flatten())
+
+
+def test_an_optimizer_may_keep_gradients() -> None:
+    one, two = (paceline.train(Kept(), workers=workers, threads=1) for workers in (1, 2))
+    assert one.weights_sha256 == two.weights_sha256

@@ -310,11 +310,10 @@ class DdpReducer(Reducer):
                 run_backward(roots, tuple(map(nothing_like, roots)))
             if not self._last_bucket_seen:
                 self._refuse_unreduced()
-        stats = self.step.loss_stats
-        if stats.grad is not None:
-            stats.grad = (
-                stats.grad.clone()
-            )  # the next step writes to its bucket, and torch lays buckets out anew
+        # The next step writes to these buckets, and torch lays buckets out anew.
+        for one in self.step.tracked if self.may_be_kept else [self.step.loss_stats]:
+            if one.grad is not None:
+                one.grad = one.grad.clone()
         if self.step.auxiliary.names:
             self._combine_auxiliary()
         if self.step.sparse:
