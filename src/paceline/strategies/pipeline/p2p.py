@@ -54,9 +54,9 @@ class Links:
         """Through NCCL, where a wait orders the stream of the thread that waits, so that this thread must be the one."""
 
     def send(self, to: int, note: Any, tensors: Sequence[Tensor]) -> None:
-        """Start a message; it has left when `flush` returns."""
+        """Start a message; it has left when `flush` returns, and until then nobody may write to the tensors: see `own`."""
         comm = self._world.comm
-        forms = [_Form(tuple(one.shape), one.dtype, _order(one)) for one in tensors]
+        forms = list(map(_form, tensors))
         packed = pickle.dumps((note, forms))
         if len(packed) > NOTE:
             raise InputError(
@@ -107,6 +107,20 @@ class Links:
                 self._world.interruption.check()
         if failures:
             raise failures[0]
+
+
+def own(tensor: Tensor) -> Tensor:
+    """Return the values of a tensor in memory of their own, laid out as it has them.
+
+    Whoever made it may write there again in the next pass, before a message of this one has left, and torch sees no harm in
+    that: the graph needs no output of its last operation, and nothing at all of what takes no gradient.
+    """
+    form = _form(tensor)
+    return _restored(tensor.detach().permute(form.order).clone(memory_format=torch.contiguous_format), form)
+
+
+def _form(tensor: Tensor) -> _Form:
+    return _Form(tuple(tensor.shape), tensor.dtype, _order(tensor))
 
 
 def _order(tensor: Tensor) -> tuple[int, ...]:

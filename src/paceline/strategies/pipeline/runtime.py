@@ -11,7 +11,7 @@ from torch import Tensor
 from paceline.data import copied
 from paceline.strategies.pipeline.call import Function
 from paceline.strategies.pipeline.order import Action, ActionKind, Program
-from paceline.strategies.pipeline.p2p import Links, StageMessage
+from paceline.strategies.pipeline.p2p import Links, StageMessage, own
 from paceline.strategies.pipeline.placement import StagePlacement
 from paceline.strategies.pipeline.reducer import StageReducer
 from paceline.strategies.pipeline.stage import Micro
@@ -87,7 +87,8 @@ class PipelineRuntime:
             action.micro, micro, function, None if message is None else (message.note, message.tensors())
         )
         if not stage.last:
-            self._outputs[action.stage, action.micro] = value
+            handed, tensors = value
+            self._outputs[action.stage, action.micro] = handed, [own(one) for one in tensors]
         return value
 
     def _backward(self, action: Action, reducer: StageReducer) -> None:
@@ -114,7 +115,8 @@ class PipelineRuntime:
         elif action.kind is ActionKind.SEND_GRADIENT:
             returned, terms = self._gradients.pop(key)
             there = [[one is not None for one in term] for term in returned]
-            tensors = [one for term in returned for one in term if one is not None]
+            # A function of the user's may write its gradients into the same memory in each pass back.
+            tensors = [own(one) for term in returned for one in term if one is not None]
             self._links.send((action.stage - 1) % workers, (terms, there), tensors)
         else:
             side = -1 if action.kind is ActionKind.RECEIVE_INPUT else 1
