@@ -28,3 +28,30 @@ current_node: Callable[[], Any] = torch._C._current_autograd_node
 def saved(node: Any, name: str) -> Any:
     """Return what a node has kept of its operation (`_saved_other` for "other"), None where it kept no such thing."""
     return getattr(node, f"_saved_{name}", None)
+
+
+def all_saved(node: Any) -> tuple[list[Tensor], bool]:
+    """Return every tensor that a node has kept of its operation, and whether hooks (`saved_tensors_hooks`) keep any for it.
+
+    Nothing is unpacked: that would compute a checkpoint's block once more, and refuse a tensor that was written to since.
+    """
+    kind = type(node)
+    names = _saved_names.get(kind)
+    if names is None:
+        names = _saved_names[kind] = [name for name in dir(kind) if name.startswith("_raw_saved_")]
+    tensors: list[Tensor] = []
+    hooked = False
+    for name in names:
+        held = getattr(node, name)
+        for one in held if isinstance(held, tuple) else (held,):
+            if one is None:
+                continue
+            if one.unpack_hook is not None:
+                hooked = True
+            elif (tensor := one.data) is not None:
+                tensors.append(tensor)
+    return tensors, hooked
+
+
+_saved_names: dict[type, list[str]] = {}
+"""The attributes by which nodes of a kind tell that."""

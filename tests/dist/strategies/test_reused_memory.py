@@ -15,6 +15,7 @@ from torch.utils.data import TensorDataset
 
 import paceline
 from paceline import Loss, Mean
+from paceline.errors import InputError
 from paceline.strategies.data_parallel import dp
 from paceline.strategies.structure import Structure
 from paceline.strategies.tuning import Tuning
@@ -250,3 +251,28 @@ def single() -> dict[str, Any]:
 
 def test_outputs_of_a_stage_leave_as_they_were(single: dict[str, Any]) -> None:
     assert differing(single, launched("pp", 2, OUTPUTS, tuning=Tuning(schedule="gpipe"))) == []
+
+
+@pytest.mark.parametrize("schedule", ["gpipe", "zero-bubble"])
+def test_what_a_stage_has_saved_is_what_it_was(single: dict[str, Any], schedule: str) -> None:
+    kinds = ["a mask", *LOSSES]
+    made = launched("pp", 2, kinds, tuning=Tuning(schedule=schedule, stages_per_worker=1))
+    assert differing(single, made) == []
+
+
+def test_a_block_that_is_computed_again_gets_what_it_was_given() -> None:
+    kinds = ["a mask of a block that is computed again"]
+    made = launched("pp", 2, kinds, tuning=Tuning(schedule="gpipe"))
+    assert differing(launched("single", 1, kinds), made) == []
+
+
+def test_threads_go_back_through_what_was_saved(single: dict[str, Any]) -> None:
+    made = launched("dp", 2, LOSSES, job=train_slowly)
+    assert differing(single, made) == []
+
+
+def test_writes_that_torch_counts_are_refused_in_one_line() -> None:
+    with pytest.raises(InputError, match="Under dp the passes of the batches that follow"):
+        launched("dp", 2, ["counted"], job=train_slowly)
+    with pytest.raises(InputError, match="Under pp other batches"):
+        launched("pp", 2, ["counted"], tuning=Tuning(schedule="gpipe"))

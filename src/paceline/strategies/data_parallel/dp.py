@@ -11,26 +11,27 @@ from __future__ import annotations
 
 import random
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from functools import partial, reduce
-from itertools import cycle
+from itertools import chain, cycle
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.autograd.function import BackwardCFunction
 from torch.func import functional_call
 
 from paceline.compat.modules import HOOKS
+from paceline.compat.pytree import tree_leaves
 from paceline.compat.tensors import hooks_of, share_hooks
 from paceline.errors import InputError
 from paceline.reduce.tree import Gradients, Subtree
 from paceline.strategies import gradients
 from paceline.strategies.base import Exactness, LossFunction, ShardWork, StepWork, StrategyInputs
 from paceline.strategies.guards.loss_checks import check_loss
+from paceline.strategies.guards.saved_values import Graph, writes_refused
 from paceline.strategies.guards.writes import Writes
 from paceline.strategies.placement import WholePlacement
 from paceline.strategies.reducer import Reducer
@@ -122,7 +123,7 @@ class ThreadedReducer(Reducer):
         start, entry = step.starts(loss)
         running = self._pool.submit(gradients.of_leaves, loss.total, start, step.parameters)
         self._running.append(running)
-        self._batches.append(lambda: [*running.result(), entry])
+        self._batches.append(lambda: [*_awaited(running), entry])
 
     def _add_batches(self) -> None:
         """Add what threads have computed of the open shard to `.grad`: the batch that comes next is added behind it."""
@@ -151,6 +152,12 @@ class ThreadedReducer(Reducer):
         while self._closed:
             self._add_shard()
         super().finish()
+
+
+def _awaited(running: Future[Gradients]) -> Gradients:
+    """Return what a thread has computed."""
+    with writes_refused("dp", "Under dp the passes of the batches that follow run beside it."):
+        return running.result()
 
 
 class ThreadedSchedule(Schedule):
@@ -186,11 +193,12 @@ class ThreadedSchedule(Schedule):
         beside = self._reducer.beside
         for batch in passes.shard(shard):
             before = _generators() if beside else None
+            given = [leaf for leaf in tree_leaves(batch) if isinstance(leaf, Tensor)] if beside else []
             with passes.precision.autocast():
                 value = loss(passes.model, batch)
             check_loss(value)
             # A pass that has drawn may draw once more in its backward pass, from generators that all threads share.
-            if before is not None and _same(before, _generators()) and not _runs_python(value):
+            if before is not None and _same(before, _generators()) and _can_wait(value, passes.model, given):
                 self._reducer.start_backward(value)
             else:
                 passes.backward(value)
@@ -290,21 +298,15 @@ def only_plain_layers(model: nn.Module) -> bool:
     )
 
 
-def _runs_python(loss: Loss) -> bool:
-    """Return whether the backward pass of a loss runs a function written in Python, or is one of several."""
+def _can_wait(loss: Loss, model: nn.Module, batch: Iterable[Tensor]) -> bool:
+    """Return whether a backward pass may run on a thread: it is one pass, runs no Python, and nobody writes to what it reads.
+
+    Weights are watched, and no pass writes to the batch of another.
+    """
     if loss.auxiliary:
-        return True
-    seen: set[Any] = set()
-    waiting = [loss.total.grad_fn]
-    while waiting:
-        node = waiting.pop()
-        if node is None or node in seen:
-            continue
-        if isinstance(node, BackwardCFunction):
-            return True
-        seen.add(node)
-        waiting += [one for one, _ in node.next_functions]
-    return False
+        return False
+    graph = Graph([loss.total])
+    return not (graph.runs_python or graph.uncounted_beyond(chain(model.parameters(), batch)))
 
 
 def _generators() -> tuple[Any, ...]:

@@ -10,6 +10,10 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from paceline.compat.dispatch import is_traceable_wrapper_subclass
+from paceline.compat.tensors import sparse_parts
+
+_COMPRESSED = (torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc)
 _WHOLE = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
@@ -18,6 +22,18 @@ def bits(tensor: Tensor) -> Tensor:
     plain = tensor.detach()
     plain = torch.view_as_real(plain.resolve_conj()) if plain.is_complex() else plain
     return plain.view(_WHOLE[plain.element_size()])
+
+
+def parts_of(tensor: Tensor) -> list[Tensor]:
+    """Return the memory that a tensor's values lie in; none where it has no values, or hides them."""
+    if tensor.is_meta or tensor.is_quantized or is_traceable_wrapper_subclass(tensor):
+        return []
+    plain = tensor.detach()
+    if plain.layout is torch.strided:
+        return [plain]
+    if plain.layout is torch.sparse_coo:
+        return [*sparse_parts(plain)]
+    return [plain.values()] if plain.layout in _COMPRESSED else []
 
 
 def same_bits(one: Tensor, other: Tensor) -> bool:

@@ -17,11 +17,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from paceline.compat.dispatch import is_traceable_wrapper_subclass
 from paceline.compat.pytree import tree_flatten
-from paceline.compat.tensors import sparse_parts, storage_key, write_count
+from paceline.compat.tensors import storage_key, write_count
 from paceline.errors import InputError
-from paceline.strategies.guards.same_values import differing_bits
+from paceline.strategies.guards.same_values import differing_bits, parts_of
 
 Changed = Mapping[int, tuple[Tensor, bool]]
 """New values of arguments by their place among the tensors of a call, and whether they lie in other memory than before."""
@@ -54,7 +53,7 @@ class _Watched:
         self._memory = [one.untyped_storage() for one in held if one.layout is torch.strided]
         looks = watch is not None and watch.begin()
         self._before = {
-            place: [part.clone() for part in _parts(one)]
+            place: [part.clone() for part in parts_of(one)]
             for place, one in enumerate(held)
             if watch is not None and (looks or one.device.type == "cpu")
         }
@@ -67,13 +66,17 @@ class _Watched:
             if now != counted or formed != form:
                 found[place] = formed != form
         silent = [place for place in self._before if place not in found]
-        parts = [(place, part) for place in silent for part in _parts(self._held[place])]
+        parts = [(place, part) for place in silent for part in parts_of(self._held[place])]
         before = [part for place in silent for part in self._before[place]]
         for number in differing_bits([part for _, part in parts], before):
             found[parts[number][0]] = False
             if self._watch is not None:
                 self._watch.always = True
         return found
+
+    def tensors(self) -> list[Tensor]:
+        """Return them."""
+        return list(self._held)
 
     def touched(self) -> bool:
         """Return whether anything was written to at all."""
@@ -145,16 +148,6 @@ def _form(tensor: Tensor) -> tuple[Any, ...]:
     if tensor.layout is not torch.strided:
         return version, tensor.shape, tensor.dtype
     return (version, tensor.shape, tensor.dtype, tensor.stride(), tensor.storage_offset(), _memory(tensor))
-
-
-def _parts(tensor: Tensor) -> list[Tensor]:
-    """Return the memory that a tensor's values lie in; none where it has no values, or hides them."""
-    if tensor.is_meta or tensor.is_quantized or is_traceable_wrapper_subclass(tensor):
-        return []
-    plain = tensor.detach()
-    if plain.layout is torch.sparse_coo:
-        return [*sparse_parts(plain)]
-    return [plain] if plain.layout is torch.strided else [plain.values()]
 
 
 def _flattened(value: Any, objects: bool) -> tuple[list[Any], list[Any]]:

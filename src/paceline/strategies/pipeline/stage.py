@@ -20,6 +20,7 @@ from paceline.compat.pytree import tree_map
 from paceline.reduce.tree import Gradients
 from paceline.strategies.base import StrategyInputs
 from paceline.strategies.buffers.buffers import Buffers, Versions
+from paceline.strategies.guards.saved_values import NOTHING, Graph, SavedValues, is_uncounted, writes_refused
 from paceline.strategies.guards.second_order import check_transforms, refuse_second_order
 from paceline.strategies.pipeline.attributes import StageAttributes
 from paceline.strategies.pipeline.call import Function, Reached, StandIn, uncalled
@@ -77,6 +78,9 @@ class _Saved:
     """Those that gradients come back for."""
     loss: Loss | None = None
     starts: list[Tensor | None] = field(default_factory=list)
+    given: list[Tensor] = field(default_factory=list)
+    """What the first stage was called with: a block that is computed again keeps that, and no graph tells."""
+    values: SavedValues = NOTHING
 
 
 class Stage:
@@ -95,10 +99,10 @@ class Stage:
         self.body = body = bodies[index]
         self.index, self.first, self.last = index, index == 0, index == count - 1
         self.share = Share(body.root, sorted(names))
+        held = {name: one for name, one in body.root.named_parameters() if name in names}
+        self._weights = list(held.values())
         self.trained: dict[str, nn.Parameter] = {
-            name: parameter
-            for name, parameter in body.root.named_parameters()
-            if name in names and parameter.requires_grad
+            name: parameter for name, parameter in held.items() if parameter.requires_grad
         }
         self.parameters = list(self.trained.values())
         self.buffers = Buffers(self.share, _own_rules(inputs, body.root, names), inputs.shards)
@@ -130,6 +134,7 @@ class Stage:
             check_transforms("pp")
             watch = self._watch if self.first else None  # a later stage computes with what came to it
             inputs = Inputs((args, kwargs), watch, objects=not self.body.replays)
+            saved.given = inputs.tensors() if self.first else []
             self.attributes.enter()
             try:
                 made = self.body.run(args, kwargs, arrival, streams)
@@ -167,9 +172,18 @@ class Stage:
             self.attributes.end()
             saved.loss = value if isinstance(value, Loss) else None
             micro.ended = None if micro.final else streams.standing()
-        if torch.is_grad_enabled():
-            self._saved[number] = saved
+        self._keep(number, saved)
         return value
+
+    def _keep(self, number: int, saved: _Saved) -> None:
+        """Keep what the backward pass needs; a copy of what others' passes may write to before it, unseen by torch."""
+        if not torch.is_grad_enabled():
+            return
+        losses = () if saved.loss is None else (saved.loss, *saved.loss.auxiliary.values())
+        graph = Graph([*saved.outputs, *(loss.total for loss in losses)])
+        found, saved.given = [*graph.uncounted, *filter(is_uncounted, saved.given)], []
+        saved.values = SavedValues(found, self._weights)
+        self._saved[number] = saved
 
     # Backward. Gradients come and go as one list for each term of the loss: auxiliary ones first, the main one last.
 
@@ -193,8 +207,11 @@ class Stage:
         """Return, for each term, the gradients of what was received and those of the parameters."""
         saved = self._saved.pop(number)
         wanted = [*saved.inputs, *self.parameters]
-        made = [_run(saved.outputs, starts, wanted, retain=True, accumulate=False) for starts in came[:-1]]
-        made.append(_accumulated(saved.outputs, came[-1], wanted, retain=False))
+        with saved.values.restored():
+            made = [
+                _run(saved.outputs, starts, wanted, retain=True, accumulate=False) for starts in came[:-1]
+            ]
+            made.append(_accumulated(saved.outputs, came[-1], wanted, retain=False))
         count = len(saved.inputs)
         return [one[:count] for one in made], [one[count:] for one in made]
 
@@ -202,12 +219,14 @@ class Stage:
         """Return the gradients of what was received alone; those of the parameters come later, from the same graph."""
         saved = self._saved[number]
         saved.starts = list(came)
-        return _accumulated(saved.outputs, saved.starts, saved.inputs, retain=True)
+        with saved.values.restored():
+            return _accumulated(saved.outputs, saved.starts, saved.inputs, retain=True)
 
     def backward_weight(self, number: int) -> Gradients:
         """Return the gradients of the parameters."""
         saved = self._saved.pop(number)
-        return _accumulated(saved.outputs, saved.starts, self.parameters, retain=False)
+        with saved.values.restored():
+            return _accumulated(saved.outputs, saved.starts, self.parameters, retain=False)
 
     def forget(self) -> None:
         """Release what the micro-batches in flight have saved for their backward passes."""
@@ -272,15 +291,16 @@ def _run(
     ]
     if not pairs or not wanted:
         return [None] * len(wanted)
-    made = run_engine(
-        tuple(output for output, _ in pairs),
-        tuple(start for _, start in pairs),
-        retain,
-        False,
-        tuple(wanted),
-        allow_unreachable=True,
-        accumulate_grad=accumulate,
-    )
+    with writes_refused("pp", "Under pp other batches go through a stage in between."):
+        made = run_engine(
+            tuple(output for output, _ in pairs),
+            tuple(start for _, start in pairs),
+            retain,
+            False,
+            tuple(wanted),
+            allow_unreachable=True,
+            accumulate_grad=accumulate,
+        )
     return [] if accumulate else list(made)
 
 
