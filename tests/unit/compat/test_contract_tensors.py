@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -44,6 +45,34 @@ def test_a_node_keeps_its_operands() -> None:
     assert saved((leaf * torch.tensor(2.0)).grad_fn, "other").item() == 2
     assert saved((torch.tensor(2.0) * leaf).grad_fn, "self").item() == 2
     assert saved(leaf.sum().grad_fn, "other") is None
+
+
+@leans_on("torch.autograd.graph.Node:_raw_saved_", "torch._C._autograd.SavedTensor.unpack_hook")
+def test_a_node_shows_all_that_it_keeps_and_unpacks_none_of_it() -> None:
+    from paceline.compat.autograd import all_saved
+
+    leaf, factor = torch.ones(2, requires_grad=True), torch.full((2,), 2.0)
+    made = leaf * factor
+    factor.mul_(2)  # unpacked, it would be refused
+    assert [one is factor for one in all_saved(made.grad_fn)[0]] == [True]
+    ((place,), hooked) = all_saved(leaf[torch.tensor([1])].grad_fn)
+    assert (place.item(), hooked) == (1, False)
+    with torch.autograd.graph.saved_tensors_hooks(lambda one: one.clone(), lambda _: 1 / 0):
+        made = leaf.exp()
+    assert all_saved(made.grad_fn) == ([], True)
+    squares = leaf.square().sum()
+    squares.backward()
+    assert all_saved(squares.grad_fn.next_functions[0][0]) == ([], False)
+
+
+@leans_on("torch.UntypedStorage:resizable")
+def test_memory_that_numpy_may_write_to_cannot_be_resized() -> None:
+    seen = torch.zeros(2)
+    seen.numpy()
+    given = [torch.from_numpy(np.zeros(2)), torch.frombuffer(bytearray(8), dtype=torch.float32), seen]
+    assert not any(one.untyped_storage().resizable() for one in given)
+    own = [torch.zeros(2), torch.stack(given[1:]), torch.tensor(np.zeros(2)), given[0].clone()]
+    assert all(one.untyped_storage().resizable() for one in own)
 
 
 @leans_on("torch.autograd.graph.Node:_saved_reduction")
