@@ -166,9 +166,6 @@ class Losses:
             errors = errors * self.tensor[rows]
         elif self.kind == "counted":
             errors = errors * self.tensor[rows].copy_(values.abs())
-        elif self.kind == "past the count":
-            self.tensor.data[rows] = values.abs()
-            errors = errors * self.tensor[rows]
         return errors
 
 
