@@ -13,6 +13,7 @@ from paceline.state.optimizer_state import options_of, same_options
 from paceline.strategies.replica import Replica
 from paceline.strategies.result import StepResult
 from paceline.task import Task
+from paceline.training.checks.declared_values import DeclaredValues
 from paceline.training.state import RunState
 from paceline.training.user_loop.attempt import checksums
 from paceline.training.user_loop.marks import ModuleMarks
@@ -24,8 +25,8 @@ STEP, EPOCH, EVAL, CHECKPOINT = "on_step", "on_epoch", "on_eval", "on_checkpoint
 class Hooks:
     """Those that a task has written; the others cost nothing."""
 
-    def __init__(self, task: Task, state: RunState) -> None:
-        self._task, self._state = task, state
+    def __init__(self, task: Task, state: RunState, declared: DeclaredValues) -> None:
+        self._task, self._state, self._declared = task, state, declared
         self.written = frozenset(
             name
             for name in (STEP, EPOCH, EVAL, CHECKPOINT)
@@ -77,6 +78,7 @@ class Hooks:
         with seeds.preserved():
             seeds.seed_everything(seeds.derive(state.options.seed, "hook", name, state.position.number))
             hook(info)
+        self._declared.check()
         after = marks.note(), options_of(state.replica.optimizer)
         written = before[0] != after[0] or (values is not None and values != checksums(state.replica))
         if written or not same_options(before[1], after[1]):

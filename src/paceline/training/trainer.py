@@ -23,6 +23,7 @@ from paceline.task import Task
 from paceline.training.averaging import check_averages, keep_average
 from paceline.training.checks.before_first_step import check_shards, near_names
 from paceline.training.checks.counters import Modes
+from paceline.training.checks.declared_values import DeclaredValues
 from paceline.training.description import about_task
 from paceline.training.hooks import EPOCH, EVAL, STEP, Hooks
 from paceline.training.horizon import choose_horizon, is_forgotten, make_schedule, refuse_forgotten
@@ -51,6 +52,7 @@ class Trainer:
     def __init__(self, task: Task, spec: TrainSpec, run: Run) -> None:
         self.task, self.spec, self.run = task, spec, run
         self._engine = engine_of(run)
+        self._declared = DeclaredValues(task)
         self._engine.begin_task(task, spec)
         self._state = self._engine.state
         self.steps = spec.steps
@@ -58,7 +60,7 @@ class Trainer:
         self.max_grad_norm = spec.max_grad_norm if spec.max_grad_norm is not None else task.max_grad_norm
         self.batch_size = spec.batch_size if spec.batch_size is not None else task.batch_size
         self._modes = Modes()
-        self._hooks, self._judge = Hooks(task, self._state), Judge(task)
+        self._hooks, self._judge = Hooks(task, self._state, self._declared), Judge(task)
         self._evaluates = _due(task, spec)
         self._state.average = task.average
         self._loading = loading = {"collate": task.collate, "worker_init_fn": task.worker_init_fn}
@@ -97,6 +99,7 @@ class Trainer:
             stops=None if judge.stopping is None else lambda: judge.stops,
         ):
             result = step.compute(self.task.loss)
+            self._declared.check()
             if result.again:
                 continue
             text = self._modes.note_of_change(self.task, state.replica.placement.model, step.number)
@@ -122,6 +125,7 @@ class Trainer:
         replica = self._engine.preparation.prepare_replica(
             task.model, self._optimizer, self._schedule, task.buffers(), structure_of(task)
         )
+        self._declared.check()
         check_averages(task.average, replica)
         self._engine.loop.registered.leave(NAME)
         last = self._last()

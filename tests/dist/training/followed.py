@@ -98,6 +98,32 @@ class Writing(Followed):
             next(self.made.parameters()).mul_(0.5)
 
 
+class Setting(Followed):
+    """Sets an attribute that the run has taken over, in one of its methods."""
+
+    def __init__(self, where: str, attribute: str, value: Any) -> None:
+        super().__init__()
+        self.where, self.attribute, self.value = where, attribute, value
+
+    def reach(self, where: str) -> None:
+        if where == self.where:
+            setattr(self, self.attribute, self.value)
+
+    def model(self) -> nn.Module:
+        self.reach("model")
+        return super().model()
+
+    def loss(self, model: nn.Module, batch: tuple[Tensor, Tensor]) -> paceline.Loss:
+        self.reach("loss")
+        return super().loss(model, batch)
+
+    def on_step(self, info: paceline.StepInfo) -> None:
+        self.reach("on_step")
+
+    def on_epoch(self, info: paceline.EpochInfo) -> None:
+        self.reach("on_epoch")
+
+
 def work(
     run: paceline.Run, faults: list[tuple[str, int, int]], folder: str, **spec: Any
 ) -> tuple[dict[str, Any], dict[str, Any], list[int]]:

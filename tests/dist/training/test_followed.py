@@ -135,6 +135,25 @@ def test_a_hook_that_writes_to_the_weights_is_refused(tmp_path: Path) -> None:
     assert [one["step"] for one in events if one["kind"] == "step"] == [1]
 
 
+@pytest.mark.parametrize(
+    ("where", "attribute", "value", "strategy"),
+    [
+        ("model", "batch_size", "16", "single"),
+        ("loss", "precision", "bf16", "single"),
+        ("on_step", "micro_batch", "2", "ddp"),
+        ("on_epoch", "max_grad_norm", "0.01", "ddp"),
+        ("on_epoch", "epochs", "99", "single"),
+    ],
+)
+def test_a_declared_value_that_is_set_in_the_run_is_refused(
+    where: str, attribute: str, value: str, strategy: str, tmp_path: Path
+) -> None:
+    """The run has read it once, and would go on with what it read."""
+    asked = {"where": where, "attribute": attribute, "value": value}
+    with pytest.raises(InputError, match=f"^{attribute} of Setting has changed since .* would be ignored"):
+        follow(tmp_path, strategy, 1 if strategy == "single" else 2, task="Setting", settings=asked)
+
+
 def test_a_model_is_loaded_with_the_averages_that_were_evaluated(tmp_path: Path) -> None:
     """Tied weights too; the weights as they were trained are had by asking."""
     result = paceline.train(Tied, out=tmp_path, threads=1, progress=False)
