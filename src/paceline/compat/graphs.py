@@ -34,6 +34,15 @@ def allow_graphs(count: int) -> None:
     _dynamo.accumulated_recompile_limit = max(_dynamo.accumulated_recompile_limit, count)
 
 
+def guard_hooks() -> None:
+    """Have torch compile again where a module without hooks is given one, which it would not call otherwise.
+
+    It costs about a microsecond for each module a call: 31.1 ms for a step of 61 modules became 31.7 at best, 35.3 became 35.0
+    at the median.
+    """
+    _dynamo.skip_nnmodule_hook_guards = False
+
+
 def compile_graph(
     graph: Graph,
     inputs: Sequence[Any],

@@ -8,6 +8,7 @@ from operator import attrgetter
 from typing import Any
 
 from torch import Tensor, nn
+from torch.nn.modules import module as _module
 from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 from torch.nn.modules.dropout import _DropoutNd
 
@@ -31,6 +32,13 @@ children_of: Callable[[nn.Module], dict[str, nn.Module | None]] = attrgetter("_m
 """Return the live table of a module's children; one that is there twice is in it twice."""
 unsaved_buffers_of: Callable[[nn.Module], set[str]] = attrgetter("_non_persistent_buffers_set")
 """Return the names of a module's own buffers that `state_dict` leaves out."""
+
+_GLOBAL_HOOKS = attrgetter(
+    "_global_forward_pre_hooks",
+    "_global_forward_hooks",
+    "_global_backward_pre_hooks",
+    "_global_backward_hooks",
+)
 
 plain_call: Callable[[nn.Module], Callable[..., Any]] = attrgetter("_call_impl")
 """Return what calls a module, hooks included, whatever a call of it was replaced by."""
@@ -66,3 +74,8 @@ def replaced_trunc_normal(function: Callable[..., Tensor]) -> Iterator[None]:
 def is_hooked(module: nn.Module) -> bool:
     """Return whether a hook was put on a module that runs around its forward pass or after its backward pass."""
     return bool(module._forward_hooks or module._forward_pre_hooks or module._backward_hooks)
+
+
+def hooked_everywhere() -> tuple[bool, ...]:
+    """Return for each kind of hook whether one was put on all modules there are."""
+    return tuple(map(bool, _GLOBAL_HOOKS(_module)))

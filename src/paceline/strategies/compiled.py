@@ -21,7 +21,7 @@ from weakref import WeakSet
 import torch
 from torch import Tensor, nn
 
-from paceline.compat.modules import plain_call, replace_call
+from paceline.compat.modules import hooked_everywhere, plain_call, replace_call
 from paceline.errors import InputError
 from paceline.strategies.attention.swap import swap_attention
 from paceline.strategies.guards.loss_checks import refuse_mean
@@ -79,7 +79,9 @@ class Region:
         """What is compiled."""
         self._graphs, self._compiler = graphs, compiler
         graphs.allow_graphs(_GRAPHS)
-        self._compiled = torch.compile(_own_code(function), backend=self._compile, dynamic=False)
+        graphs.guard_hooks()
+        self._compiled: dict[tuple[bool, ...], Function] = {}
+        """By the kinds of hooks that are on all modules: torch does not look whether there are any by now."""
         self._calls = self._compilations = 0
         self._new: list[_NewGraph] = []
         """The graphs that the call in flight has compiled."""
@@ -91,7 +93,7 @@ class Region:
             self._compiler.note("compiling: the first pass takes longer")
         self._calls += 1
         try:
-            value = self._compiled(*args, **kwargs)
+            value = self._of_now()(*args, **kwargs)
         finally:
             if self._phase is not None:
                 self._compiler.world.status_page.enter(self._phase)
@@ -99,6 +101,15 @@ class Region:
         if self._new or self._calls == 1:
             self._check(value)
         return value
+
+    def _of_now(self) -> Function:
+        """Return what torch compiles of the function while there are the hooks that there are."""
+        hooked = hooked_everywhere()
+        made = self._compiled.get(hooked)
+        if made is None:
+            made = torch.compile(_own_code(self.function), backend=self._compile, dynamic=False)
+            self._compiled[hooked] = made
+        return made
 
     def _compile(self, graph: Graph, inputs: Sequence[Any]) -> Compiled:
         """Compile what torch has captured; it calls this."""

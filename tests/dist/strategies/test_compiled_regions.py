@@ -143,9 +143,42 @@ def a_model_is_compiled_with_the_region_that_calls_it(_: paceline.Run) -> None:
     assert captured() == (2, [])
 
 
+def hooks_that_come_later_are_called(_: paceline.Run) -> None:
+    """Those of a module, and those of all modules, of every kind; and they are not called when they are gone."""
+    model, (batch,) = nn.Sequential(nn.Linear(6, 6), nn.Tanh(), nn.Linear(6, 2)), batches(4)
+    region = make_compiler().of(squares)
+
+    def differs() -> float:
+        """Return by how much the compiled gradients differ from those of the plain loss."""
+        sums = []
+        for function in (region, squares):
+            model.zero_grad()
+            function(model, batch).total.backward()
+            sums.append(torch.cat([one.grad.flatten() for one in model.parameters() if one.grad is not None]))
+        return float((sums[0] - sums[1]).abs().max())
+
+    def halved(_: nn.Module, values: Any, *__: Any) -> Any:
+        return (values[0] * 0.5,)
+
+    assert differs() < 1e-4
+    handles = [
+        model[1].register_forward_pre_hook(halved),
+        model[2].register_forward_hook(lambda _, __, output: output * 0.5),
+        model[2].register_full_backward_hook(halved),
+    ]
+    assert differs() < 1e-4, "a hook is not called"
+    for handle in handles:
+        handle.remove()
+    assert differs() < 1e-4, "a hook is called that is gone"
+    everywhere = nn.modules.module.register_module_forward_pre_hook(halved)
+    assert differs() < 1e-4, "a hook of all modules is not called"
+    everywhere.remove()
+
+
 @pytest.mark.parametrize(
     "check",
     [
+        hooks_that_come_later_are_called,
         one_graph_for_each_shape,
         pieces_go_back_by_themselves,
         means_are_refused,
