@@ -23,6 +23,7 @@ from paceline.training.listeners import Listeners
 from paceline.training.preparation import Preparation
 from paceline.training.recorder import DataFacts
 from paceline.training.saving import Saving
+from paceline.training.settings import Settings
 from paceline.training.user_loop.loop_state import Values
 from paceline.world import all_gather_object
 from paceline.world.words import say_farewell
@@ -36,6 +37,10 @@ class RunGroup:
     listeners: Listeners | None
     preparation: Preparation
     saving: Saving
+    settings: Settings = field(default_factory=Settings, init=False)
+    """What the run has changed of its modules beside tensors."""
+    _joins: bool = field(default=False, init=False)
+    """Whether this worker has yet to take over what the others have changed."""
     _formed_at: int | None = field(default=None, init=False)
     """How many operations were finished where the present group formed and took a snapshot; None in the first group."""
     _states: Values = field(default_factory=dict, init=False)
@@ -89,12 +94,20 @@ class RunGroup:
 
     def prepare_group(self, before: Replica | None) -> Replica:
         """Prepare for the group that has formed, with what the replica of the one before was made of."""
-        return self.preparation.prepare_group(before)
+        task = self.core.state.task
+        if before is not None:
+            self.settings.keep(before.model, task)
+        replica = self.preparation.prepare_group(before)
+        self.settings.put_back(replica.model, task)
+        return replica
 
     def enter_group(self, position: Position, replica: Replica) -> None:
         """Take this worker's place in the group that has formed: its shards, its listeners, its records."""
         state = self.core.state
         state.replica_or_none = replica
+        computes = replica.placement.computes
+        self.settings.agree(state.world, replica.model, state.task, joins=self._joins, computes=computes)
+        self._joins = False
         self.core.loop.guard.watch(replica)
         self.core.loop.body.enter_group()
         self.core.loaders.enter_group()
@@ -130,7 +143,7 @@ class RunGroup:
 
     def adopt(self, position: Position, shared: dict[str, Any]) -> None:
         """Go on from where the others stand."""
-        state = self.core.state
+        state, self._joins = self.core.state, True
         state.stand_at(position)
         state.started_at, state.meta, state.workers = shared["started_at"], shared["meta"], shared["workers"]
         if shared[FROZEN] is not None:
