@@ -21,7 +21,7 @@ from paceline.errors import CheckpointError, InputError
 def optimizer_state(model: nn.Module, optimizer: Optimizer) -> dict[str, Any]:
     """Return the optimizer's state keyed by parameter name instead of by position."""
     names = _names(model, optimizer)
-    packed = optimizer.state_dict()
+    packed = packed_state(optimizer)
     own = own_entries(packed["state"])
     return {
         **({"own": own} if own else {}),
@@ -31,6 +31,20 @@ def optimizer_state(model: nn.Module, optimizer: Optimizer) -> dict[str, Any]:
             for group in packed["param_groups"]
         ],
     }
+
+
+def packed_state(optimizer: Optimizer) -> dict[str, Any]:
+    """Return an optimizer's `state_dict` without what it has kept of parameters that are in no group any more.
+
+    It updates none of them. torch numbers parameters by their places in the groups, and fails where one has none.
+    """
+    held = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+    gone = [key for key in optimizer.state if isinstance(key, Tensor) and id(key) not in held]
+    kept = {key: optimizer.state.pop(key) for key in gone}
+    try:
+        return optimizer.state_dict()
+    finally:
+        optimizer.state.update(kept)
 
 
 def load_optimizer_state(
@@ -60,7 +74,7 @@ def load_optimizer_state(
             f"{' (' + ', '.join(moved[:5]) + ')' if moved else ''}. Use the task that wrote the checkpoint."
         )
     numbers = {name: number for number, name in enumerate(_names(model, optimizer))}
-    places = [group["params"] for group in optimizer.state_dict()["param_groups"]]
+    places = [group["params"] for group in packed_state(optimizer)["param_groups"]]
     groups = list(optimizer.param_groups)
     optimizer.load_state_dict(
         {

@@ -57,16 +57,34 @@ def test_another_form_is_refused(change: Callable[[nn.Module, Tensor], None], sa
         model = Seen(change)
         made, _ = run.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
         with pytest.raises(
-            InputError, match=f"^the buffer {said} in forward.*in __init__ with its full size"
+            InputError,
+            match=f"^the buffer {said} in forward or between two steps.*in __init__ with its full size",
         ):
             train(run, made)
 
 
-def train(run: Run, model: nn.Module) -> None:
-    for step in run.steps(data(), batch_size=8, epochs=1):
+def train(run: Run, model: nn.Module, behind: Callable[[int], None] = lambda _: None) -> None:
+    for step in run.steps(data(48), batch_size=8, epochs=1):
         for batch in step:
             step.backward(losses(model, batch))
         step.apply()
+        behind(step.number)
+
+
+@pytest.mark.parametrize("at", [1, 2])
+def test_a_buffer_that_a_loop_takes_away_between_two_steps_is_refused(at: int) -> None:
+    """Also before a step that compares all buffers by value, which the fourth one is."""
+    norm = nn.BatchNorm1d(4)
+    model = nn.Sequential(norm, nn.Linear(4, 1))
+    with opened(shards=2) as run:
+        made, _ = run.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
+
+        def take_away(number: int) -> None:
+            if number == at:
+                norm.track_running_stats, norm.running_mean, norm.running_var = False, None, None
+
+        with pytest.raises(InputError, match=r"running_mean was taken away in forward or between two steps"):
+            train(run, made, take_away)
 
 
 def test_a_buffer_that_nothing_changes_is_not_written_to_behind_the_first_step() -> None:

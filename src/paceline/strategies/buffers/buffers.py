@@ -79,6 +79,9 @@ class Buffers:
         self.watched = self.active or (self._several and self._looks)
         if self.active:
             held = dict(self.model.named_buffers())
+            gone = next((name for name in self.names or () if name not in held), None)
+            if gone is not None:
+                self._refuse_form(f"{gone} was taken away")
             names = held if self.names is None or self._looks else self.names
             self._before = {name: held[name].clone() for name in names}
             self._rows = {}
@@ -143,9 +146,9 @@ class Buffers:
 
     def _refuse_form(self, what: str) -> NoReturn:
         raise InputError(
-            f"the buffer {what} in forward, so each shard would make another one of it, and nothing says how to combine "
-            "them. Register it in __init__ with its full size (a count beside it says how much is filled), or keep what "
-            "grows out of the buffers and out of forward."
+            f"the buffer {what} in forward or between two steps, so each shard may make another one of it, and nothing says how "
+            "to combine them. Register it in __init__ with its full size (a count beside it says how much is filled), or keep "
+            "what grows out of the buffers and out of forward."
         )
 
     def _check_none(self) -> None:
