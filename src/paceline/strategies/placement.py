@@ -61,6 +61,8 @@ class Placement(ABC):
     """What a user should know of how the model was placed."""
     substitutes: bool = True
     """Whether what the optimizer keeps of a parameter can stand in its place on every worker that computes with it."""
+    ignores_hooks = ""
+    """The strategy whose passes never call hooks on the model's parameters, because they compute with other tensors."""
     carried: Mapping[str, Any] = {}
     """What a group that forms anew may want to know of this one, by name."""
 

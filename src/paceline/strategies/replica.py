@@ -212,7 +212,7 @@ class Replica:
         # Where this worker computes nothing, those that do refuse it, before they bring anything.
         if self.partial_update.watches and self.placement.computes:
             self.partial_update.check()
-        self.step_state.trained.check_hooks()
+        self.step_state.trained.check_hooks(self.placement.ignores_hooks)
         if self.step_state.trained.changed:
             self._rewire(work)
             return True

@@ -26,6 +26,8 @@ from paceline.world import World
 class RowsPlacement(Placement):
     """Some rows of every parameter."""
 
+    ignores_hooks = "fsdp"
+
     def __init__(
         self, inputs: StrategyInputs, data: World, place: World, reduction: FsdpReduction, *, exact: bool
     ) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import NoReturn
 
 from torch import Tensor, nn
@@ -27,7 +27,12 @@ def refuse_sparse(model: nn.Module, strategy: str) -> None:
 def refuse_hooks(model: nn.Module, strategy: str) -> None:
     """Raise for hooks on parameters, where the tensors that passes compute with are others."""
     check_hooks(model.named_parameters())
-    for name, parameter in model.named_parameters():
+    refuse_gradient_hooks(model.named_parameters(), strategy)
+
+
+def refuse_gradient_hooks(named: Iterable[tuple[str, nn.Parameter]], strategy: str) -> None:
+    """Raise for hooks on gradients of these parameters, which no pass of this strategy computes."""
+    for name, parameter in named:
         if has_hooks(parameter):
             raise InputError(
                 f"{name} has a hook (register_hook), which --strategy {strategy} would never call: passes compute with other "

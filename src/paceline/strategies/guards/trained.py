@@ -17,9 +17,10 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from paceline.compat.modules import parameters_of
-from paceline.compat.tensors import post_accumulate_hooks_of
+from paceline.compat.tensors import hooks_of, post_accumulate_hooks_of
 from paceline.errors import InputError
 from paceline.strategies.guards.before_first_step import check_hooks
+from paceline.strategies.guards.refusals import refuse_gradient_hooks
 from paceline.strategies.guards.writes import checksum
 from paceline.world import World
 from paceline.world.base import Comm
@@ -73,10 +74,12 @@ class Trained:
                 "dp or ddp."
             )
 
-    def check_hooks(self) -> None:
-        """Raise where a hook was put on a parameter that no strategy can serve."""
+    def check_hooks(self, unseen_by: str) -> None:
+        """Raise where a hook was put on a parameter that no strategy can serve, or that the strategy `unseen_by` never calls."""
         if any(map(post_accumulate_hooks_of, self.parameters)):
             check_hooks(zip(self._names, self.parameters, strict=True))
+        if unseen_by and any(map(hooks_of, self.parameters)):
+            refuse_gradient_hooks(zip(self._names, self.parameters, strict=True), unseen_by)
 
     def words(self) -> str:
         """Return what has changed, for an error."""

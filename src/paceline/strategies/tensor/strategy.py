@@ -161,6 +161,8 @@ class SplitModel:
 class SplitPlacement(Placement):
     """This worker's part of a split model, which is placed among workers with other samples as any model is."""
 
+    ignores_hooks = "tp"
+
     def __init__(self, split: SplitModel, inner: Placement) -> None:
         self._split, self._inner = split, inner
         self.model, self.notes = inner.model, inner.notes
