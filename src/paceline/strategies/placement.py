@@ -29,6 +29,7 @@ from paceline.strategies.base import Leaves, StrategyInputs
 from paceline.strategies.buffers.buffers import Buffers, Rule
 from paceline.strategies.buffers.unsaved import moved_unsaved, note_unsaved, put_unsaved
 from paceline.strategies.guards.partial_update import Scope
+from paceline.strategies.guards.places import AnyPlace, refuse_made_later
 from paceline.strategies.guards.trained import HasParameters, check_equal, check_held
 from paceline.strategies.result import StepResult
 from paceline.strategies.step_state import StepState
@@ -63,6 +64,8 @@ class Placement(ABC):
     """Whether what the optimizer keeps of a parameter can stand in its place on every worker that computes with it."""
     ignores_hooks = ""
     """The strategy whose passes never call hooks on the model's parameters, because they compute with other tensors."""
+    wired: AnyPlace = AnyPlace()
+    """Where it found the parameters, of one that goes on with those: looked at before each step and each save."""
     carried: Mapping[str, Any] = {}
     """What a group that forms anew may want to know of this one, by name."""
 
@@ -138,6 +141,10 @@ class Placement(ABC):
     def synchronize(self) -> None:  # noqa: B027
         """Bring all workers to one state, or refuse where they have parted; all call it together."""
 
+    def explained(self, error: BaseException) -> InputError | None:  # noqa: ARG002
+        """Return what ended a run in words that name this placement as the cause; None for any other error."""
+        return None
+
     def abandon(self) -> None:  # noqa: B027
         """Release the group: it is broken. What this worker holds stays."""
 
@@ -207,12 +214,7 @@ def load_whole_state(
 ) -> None:
     """Load what `whole_state` returned; where it `grows`, with the groups that were added to the optimizer since."""
     known = model.state_dict()
-    made_later = [name for name in state[MODEL] if name not in known]
-    if made_later:
-        raise InputError(
-            f"{made_later[0]} was added to the model during the run, so a worker that replaces another does not "
-            "have it. Make all modules before run.prepare, frozen at first if need be."
-        )
+    refuse_made_later((f"{MODEL}/{name}" for name in state[MODEL]), known)
     load_weights(model, state[MODEL])
     put_unsaved(model, state.get("buffers", {}))
     load_optimizer_state(model, optimizer, state[OPTIMIZER], grows=grows)

@@ -207,6 +207,7 @@ class Replica:
     def look(self, work: StepWork) -> bool:
         """Look at what may have changed since the last step; return whether what trains has, and was wired up anew."""
         self._is_summed = False
+        self.placement.wired.check()
         if self._refreshes:
             self.placement.refresh()
         # Where this worker computes nothing, those that do refuse it, before they bring anything.
@@ -388,6 +389,7 @@ class Replica:
 
     def local_state(self) -> LocalState:
         """Return what this worker holds of the state, without asking anybody."""
+        self.placement.wired.check()
         held = self.placement.local_state()
         return replace(
             held,

@@ -17,6 +17,7 @@ from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
 from paceline.compat import dtensor
+from paceline.compat.modules import buffers_of, parameters_of, unsaved_buffers_of
 from paceline.state.chunks import (
     MODEL,
     OPTIMIZER,
@@ -32,6 +33,7 @@ from paceline.state.chunks import (
     read_slots,
 )
 from paceline.state.optimizer_state import load_optimizer_state, optimizer_state, plain
+from paceline.strategies.guards.places import refuse_made_later
 from paceline.strategies.memory.offload import HostRows, without_memory
 
 
@@ -129,6 +131,21 @@ class ShardedTensors:
         homes = {part.values: part.home for part in self.by_name.values() if part.home is not None}
         self.host = HostRows(homes, optimizer) if homes else None
 
+    def renew_buffers(self) -> None:
+        """Take up the buffers that there are now: some may have been registered, or taken away, since."""
+        found = saved_names(self._model)
+        if {name for name, is_buffer in found.items() if is_buffer} == {
+            name for name, first in self.saved.items() if first is None
+        }:
+            return
+        self.saved = {
+            name: self.saved.get(name) for name, is_buffer in found.items() if is_buffer or name in self.saved
+        }
+
+    def check_known(self, catalogue: Catalogue) -> None:
+        """Raise where a state holds more of a model than there is of it here."""
+        refuse_made_later(catalogue, saved_names(self._model))
+
     def local_state(self, optimizer: Optimizer, extra_state: Mapping[str, Any]) -> LocalState:
         """Return what this worker holds of model and optimizer; `extra_state` is what is no tensor beside them."""
         described = plain(optimizer_state(cast(nn.Module, self), optimizer))
@@ -159,3 +176,14 @@ class ShardedTensors:
             else TensorChunk.whole(buffers[name].detach())
             for name in self.saved
         }
+
+
+def saved_names(model: nn.Module) -> dict[str, bool]:
+    """Return the names that a state has of a model, in its order, and of each whether it is a buffer's."""
+    return {
+        f"{path}.{key}".lstrip("."): is_buffer
+        for path, module in model.named_modules(remove_duplicate=False)
+        for table, is_buffer in ((parameters_of(module), False), (buffers_of(module), True))
+        for key, value in table.items()
+        if value is not None and not (is_buffer and key in unsaved_buffers_of(module))
+    }

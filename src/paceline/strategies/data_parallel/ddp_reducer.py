@@ -30,7 +30,7 @@ from paceline.reduce.tree import TreeSum
 from paceline.strategies import compression, sparse
 from paceline.strategies.base import Exactness, StepWork, StrategyInputs
 from paceline.strategies.guards.hooks import silenced
-from paceline.strategies.guards.trained import refuse_replaced
+from paceline.strategies.guards.places import refuse_replaced
 from paceline.strategies.placement import spread_weights
 from paceline.strategies.reducer import Reducer, agree_on_terms
 from paceline.strategies.step_state import StepState

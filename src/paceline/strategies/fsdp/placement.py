@@ -15,6 +15,7 @@ from paceline.strategies.fsdp.model import make_sharded, unwrap_model
 from paceline.strategies.fsdp.own_use import OwnUse
 from paceline.strategies.fsdp.reduction import FsdpReduction
 from paceline.strategies.guards.partial_update import check_half
+from paceline.strategies.guards.places import Places
 from paceline.strategies.guards.refusals import refuse_hooks
 from paceline.strategies.guards.trained import check_equal, check_held
 from paceline.strategies.placement import Placement
@@ -54,6 +55,7 @@ class RowsPlacement(Placement):
         self._reduction.attach(param_groups, places, self.parameters())
         for param_group in param_groups:
             param_group.watch(self.local)
+        self.wired = Places(self.model, swapped=True)
 
     def parameters(self) -> list[nn.Parameter]:
         """Return the rows of those that train."""
@@ -84,6 +86,7 @@ class RowsPlacement(Placement):
     def local_state(self) -> LocalState:
         """Return this worker's rows; nobody is asked."""
         self._reduction.check_slots()
+        self.local.renew_buffers()
         return self.local.local_state(self.optimizer, {})
 
     def wanted(self, catalogue: Catalogue) -> dict[str, ChunkBounds]:
@@ -92,6 +95,8 @@ class RowsPlacement(Placement):
 
     def load_local_state(self, catalogue: Catalogue, read: Read, extra_state: Mapping[str, Any]) -> None:
         """Take over this worker's rows of a state."""
+        self.local.renew_buffers()
+        self.local.check_known(catalogue)
         self.local.load_local_state(self.optimizer, catalogue, read, extra_state[OPTIMIZER])
         self._own_use.forget_written()
 

@@ -9,14 +9,13 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable
 from operator import attrgetter, is_
-from typing import Any, NoReturn, Protocol
+from typing import Any, Protocol
 from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from paceline.compat.modules import parameters_of
 from paceline.compat.tensors import hooks_of, post_accumulate_hooks_of
 from paceline.errors import InputError
 from paceline.strategies.guards.before_first_step import check_hooks
@@ -105,32 +104,6 @@ class Trained:
 
 def _held_by(groups: list[dict[str, Any]]) -> list[Tensor]:
     return [parameter for group in groups for parameter in group["params"]]
-
-
-class Places:
-    """The parameters in their modules, as they were wired up: one that takes another's place is trained by nobody."""
-
-    def __init__(self, model: nn.Module) -> None:
-        self._places = [
-            (f"{path}.{key}" if path else key, parameters_of(module), key, value)
-            for path, module in model.named_modules()
-            for key, value in parameters_of(module).items()
-            if value is not None
-        ]
-
-    def check(self) -> None:
-        """Raise where a parameter was replaced by another object."""
-        for name, table, key, value in self._places:
-            if table.get(key) is not value:
-                refuse_replaced(name)
-
-
-def refuse_replaced(name: str) -> NoReturn:
-    """Raise for a parameter that has taken another's place: neither the optimizer nor what sums gradients knows of it."""
-    raise InputError(
-        f"{name} was replaced (an assignment, load_state_dict(assign=True), model.double()), and what is there now is not "
-        "trained. Change weights in place: p.copy_() under torch.no_grad()."
-    )
 
 
 def check_held(model: nn.Module, optimizer: Optimizer) -> None:

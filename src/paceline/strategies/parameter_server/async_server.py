@@ -97,6 +97,8 @@ class AsyncUpdate:
 
     def _complete(self, replica: Replica, number: int) -> None:
         """Step the schedule, and set the buffers to what the trainers made of them in this step."""
+        for trainer, push in self._entries[number].items():
+            self._placement.wired.compare(number, trainer, push.content["members"])
         first = self._entries[number][min(self._entries[number])]
         self._placement.take_options([first])  # others may be further
         # Those behind this step by no more than the staleness may be taken again.
@@ -133,7 +135,9 @@ class AsyncUpdate:
             buffers = dict(self._placement.model.named_buffers())
             sent = able[0].content["buffers"]
             answer = self._placement.answer_of(entry, terms)
-            answer["buffers"] = {name: buffers[name].detach().cpu().clone() for name in sent}
+            answer["buffers"] = {
+                name: buffers[name].detach().cpu().clone() for name in sent if name in buffers
+            }
             self._unanswered = [push for push in self._unanswered if push not in able]
             self._placement.queue.answer(able, answer)
 

@@ -20,13 +20,16 @@ def named_tensors(model: nn.Module) -> dict[str, Tensor]:
 class Dealing:
     """The part of each server, the same on all workers: the largest parameters first, each to whoever has least so far."""
 
-    def __init__(self, model: nn.Module, parameters: Sequence[nn.Parameter], servers: int) -> None:
+    def __init__(self, parameters: Sequence[nn.Parameter], servers: int) -> None:
         owners = deal([one.numel() * one.element_size() for one in parameters], servers)
         self.places = [
             [place for place, owner in enumerate(owners) if owner == server] for server in range(servers)
         ]
         """For each server, where its parameters are in the list of all that are trained."""
-        of = {id(one): owner for one, owner in zip(parameters, owners, strict=True)}
+        self._owners = {id(one): owner for one, owner in zip(parameters, owners, strict=True)}
+
+    def named_at(self, server: int, model: nn.Module) -> dict[str, Tensor]:
+        """Return what a server has of all that the model holds now: a loop may give a name to something else."""
         # What is not trained, buffers first of all, is with the first server.
-        self.owners = {name: of.get(id(value), 0) for name, value in named_tensors(model).items()}
-        """The server of everything that the model holds, by name."""
+        named = named_tensors(model).items()
+        return {name: value for name, value in named if self._owners.get(id(value), 0) == server}

@@ -26,8 +26,10 @@ from paceline.state.optimizer_state import Options, load_optimizer_state, same_o
 from paceline.state.redistribution import own_bounds
 from paceline.strategies.base import StrategyInputs
 from paceline.strategies.guards.partial_update import Scope
+from paceline.strategies.guards.places import refuse_made_later
 from paceline.strategies.guards.writes import checksum
-from paceline.strategies.parameter_server.dealing import Dealing, named_tensors
+from paceline.strategies.parameter_server.dealing import Dealing
+from paceline.strategies.parameter_server.members import ToldMembers
 from paceline.strategies.parameter_server.packing import HostPacking
 from paceline.strategies.parameter_server.push_queue import Content, Push, PushQueue
 from paceline.strategies.parameter_server.stepped_options import SteppedOptions
@@ -80,10 +82,10 @@ class ServerPlacement(Placement):
             spread_weights(self.model, self.world)
         self.every = super().parameters()
         """All parameters that train, this server's and others'."""
-        dealing = Dealing(self.model, self.every, self.world.mesh.servers)
-        self.places = dealing.places[self.peers.rank]
+        self._dealing = Dealing(self.every, self.world.mesh.servers)
+        self.wired: ToldMembers = ToldMembers(self.model, self.every)
+        self.places = self._dealing.places[self.peers.rank]
         """Where this server's parameters are among them."""
-        self._mine = {name for name, owner in dealing.owners.items() if owner == self.peers.rank}
         self.packing = HostPacking(self.parameters())
         self._release()
         self.stepped = SteppedOptions(optimizer, self._stepped_keys)
@@ -95,15 +97,17 @@ class ServerPlacement(Placement):
         """Return this server's."""
         return [self.every[place] for place in self.places]
 
+    def _mine(self) -> dict[str, Tensor]:
+        """Return what this server has of the model, by name."""
+        return self._dealing.named_at(self.peers.rank, self.model)
+
     # What trainers bring and get.
 
     def _held(self) -> tuple[dict[str, Tensor], Options]:
         """Return a copy of all that this server holds of the model, as it was between two updates, and the stepped options."""
-        held = named_tensors(self.model).items()
+        held = self._mine()
         with self.changing:
-            weights = {
-                name: value.detach().to("cpu", copy=True) for name, value in held if name in self._mine
-            }
+            weights = {name: value.detach().to("cpu", copy=True) for name, value in held.items()}
             return weights, self.stepped.noted
 
     def receive(self, count: int) -> list[Push]:
@@ -225,9 +229,8 @@ class ServerPlacement(Placement):
 
     def local_state(self) -> LocalState:
         """Return this server's part; nobody is asked."""
-        state = whole_state(self.model, self.optimizer)
-        mine = {name: value for name, value in state[MODEL].items() if name in self._mine}
-        return split({**state, MODEL: mine})
+        state, mine = whole_state(self.model, self.optimizer), self._mine()
+        return split({**state, MODEL: {name: one for name, one in state[MODEL].items() if name in mine}})
 
     def wanted(self, catalogue: Catalogue) -> dict[str, ChunkBounds]:
         """Return the bounds of this server's tensors: each is whole."""
@@ -235,7 +238,9 @@ class ServerPlacement(Placement):
 
     def load_local_state(self, catalogue: Catalogue, read: Read, extra_state: Mapping[str, Any]) -> None:
         """Load this server's part of a state."""
-        state = read_whole(catalogue, read, extra_state, lambda _, name: name in self._mine)
+        refuse_made_later(catalogue, self.model.state_dict())
+        mine = self._mine()
+        state = read_whole(catalogue, read, extra_state, lambda _, name: name in mine)
         load_weights(self.model, state[MODEL], strict=False)
         load_optimizer_state(self.model, self.optimizer, state[OPTIMIZER])
         self._release()

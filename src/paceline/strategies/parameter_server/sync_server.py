@@ -38,6 +38,8 @@ class SyncReducer(Reducer):
         """Wait for all trainers, and make `.grad` the sum over all shards, along the tree."""
         step, placement = self.step, self._placement
         placement.pushes = placement.receive(placement.trainers)
+        for push in placement.pushes:
+            placement.wired.compare(step.work.number, push.trainer, push.content["members"])
         placement.take_options(placement.pushes)
         names = placement.pushes[0].content["names"]
         step.auxiliary.names = names

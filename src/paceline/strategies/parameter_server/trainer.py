@@ -28,6 +28,7 @@ from paceline.strategies.guards.writes import Writes
 from paceline.strategies.in_turns.optimizers import stepping
 from paceline.strategies.parameter_server import push_queue
 from paceline.strategies.parameter_server.dealing import Dealing, named_tensors
+from paceline.strategies.parameter_server.members import ToldMembers
 from paceline.strategies.parameter_server.packing import HostPacking
 from paceline.strategies.parameter_server.stepped_options import HeardOptions
 from paceline.strategies.placement import Placement, spread_weights, whole_state
@@ -65,7 +66,8 @@ class ServedPlacement(Placement):
         if not self._in_sync:
             spread_weights(self.model, self.world)
         parameters = self.parameters()
-        self.dealing = Dealing(self.model, parameters, self.world.mesh.servers)
+        self.dealing = Dealing(parameters, self.world.mesh.servers)
+        self.wired: ToldMembers = ToldMembers(self.model, parameters)
         self.parts = [[parameters[place] for place in places] for places in self.dealing.places]
         """The parameters of each server."""
         self.packings = [HostPacking(part) for part in self.parts]
@@ -167,7 +169,7 @@ class ServedUpdate:
         # Servers' loops have no batches, and not all weights to compute options from.
         options = placement.heard.changed(options_to_tell(replica.optimizer))
         for content in contents:
-            content["options"] = options
+            content["options"], content["members"] = options, placement.wired.told
         hit(REDUCTION)
         pushed = [
             one.future(placement.peers.rank, step.work.number, content)

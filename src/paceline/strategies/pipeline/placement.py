@@ -20,8 +20,9 @@ from paceline.strategies.buffers.buffers import Buffers, Rule
 from paceline.strategies.guards.absent import StageParameters, present
 from paceline.strategies.guards.overlaps import refuse_overlaps
 from paceline.strategies.guards.partial_update import Scope, check_half
+from paceline.strategies.guards.places import Places
 from paceline.strategies.guards.refusals import refuse_sparse
-from paceline.strategies.guards.trained import HasParameters, Places, check_equal
+from paceline.strategies.guards.trained import HasParameters, check_equal
 from paceline.strategies.pipeline.call import Function, call_of
 from paceline.strategies.pipeline.order import stages_per_worker
 from paceline.strategies.pipeline.rows import CutRows, NoRows
@@ -142,7 +143,7 @@ class StagePlacement(Placement):
             stage: Stage(stage, self.stage_count, bodies, names, self._inputs, self._world.device)
             for stage, names in self._names.items()
         }
-        self._places = Places(self.model)
+        self.wired = Places(self.model, buffers=True)
 
     # What is here.
 
@@ -163,8 +164,6 @@ class StagePlacement(Placement):
 
     def refresh(self) -> None:
         """Gather the weights of this worker's stages, where they are sharded."""
-        if self.is_cut:
-            self._places.check()
         self._rows.gather()
 
     def update(self, optimize: Optimize, result: StepResult) -> None:  # noqa: ARG002
@@ -193,8 +192,6 @@ class StagePlacement(Placement):
 
     def local_state(self) -> LocalState:
         """Return the tensors of this worker's stages."""
-        if self.is_cut:
-            self._places.check()
         return self._state.local_state(self.optimizer, {})
 
     def wanted(self, catalogue: Catalogue) -> dict[str, ChunkBounds]:

@@ -34,6 +34,7 @@ from paceline.strategies.data_parallel.ddp_reducer import DdpReducer
 from paceline.strategies.data_parallel.strategy import Ddp
 from paceline.strategies.fsdp.strategy import Fsdp, shard
 from paceline.strategies.guards.overlaps import refuse_overlaps
+from paceline.strategies.guards.places import Places
 from paceline.strategies.guards.refusals import refuse_hooks, refuse_references, refuse_sparse
 from paceline.strategies.memory.whole_draws import refuse_draws
 from paceline.strategies.placement import Placement, WholePlacement, spread_weights
@@ -172,6 +173,8 @@ class SplitPlacement(Placement):
         self._inner.adopt(optimizer)
         self._split.close()
         self._parts = {id(one) for name, one in self.model.named_parameters() if name in self._split.cuts}
+        # Where fsdp has rows of the parts, it knows their places.
+        self.wired = Places(self.model) if self._inner.whole else self._inner.wired
 
     def parameters(self) -> list[nn.Parameter]:
         """Return those that train."""
