@@ -215,13 +215,41 @@ def look_up(run: paceline.Run, kind: str) -> None:
     model: Any = run.prepare(Rows(kind), lambda model: torch.optim.SGD(model.parameters(), lr=0.05))[0]
     for step in run.steps(TensorDataset(torch.arange(16)), batch_size=8, epochs=1):
         step.compute(lambda model, batch: Loss.mean((model(batch[0]) - 1).square().sum(1)))
-        if kind == "memory":
-            model.table.weight.data = model.table.weight.data * 0.9
+        if kind in LATER and step.number == 0:
+            LATER[kind](model.table)
+
+
+def put_another(table: nn.Embedding) -> None:
+    table.weight.data = table.weight.data * 0.9
+
+
+@torch.no_grad()
+def write(table: nn.Embedding) -> None:
+    table.weight.mul_(0.5)
+
+
+LATER: dict[str, Callable[[nn.Embedding], object]] = {
+    "memory": put_another,
+    "write": write,
+    "write unseen": lambda table: table.weight.data.zero_(),
+    "max_norm": lambda table: setattr(table, "max_norm", 0.1),
+    "frequencies": lambda table: setattr(table, "scale_grad_by_freq", True),
+    "dense": lambda table: setattr(table, "sparse", False),
+}
 
 
 @pytest.mark.parametrize(
     ("kind", "words"),
-    [("others", "was given another tensor"), ("memory", "was given another tensor"), ("read", "nan")],
+    [
+        ("others", "was given another tensor"),
+        ("memory", "was given another tensor"),
+        ("read", "nan"),
+        ("write", r"line \d+ of test_replaced_weights.py writes to"),
+        ("write unseen", r"table\.weight was written to"),
+        ("max_norm", "table has max_norm or"),
+        ("frequencies", "or scale_grad_by_freq"),
+        ("dense", r"table no longer has sparse=True"),
+    ],
 )
 def test_a_table_on_servers_is_not_replaced_in_silence(kind: str, words: str) -> None:
     with pytest.raises(paceline.PacelineError, match=words):

@@ -61,12 +61,16 @@ def open_run(worker: Worker, options: Mapping[str, Any]) -> Iterator[Run]:
         engine.calls.finish()
     except BaseException as error:
         state = engine.state
-        vars(error)[_STEP], vars(error)[UNFINISHED] = state.position.number, state.in_training
+        replica = state.replica_or_none
+        explained = None if replica is None else replica.placement.explained(error)
+        raised = explained or error
+        vars(raised)[_STEP], vars(raised)[UNFINISHED] = state.position.number, state.in_training
         if run.world.size == 1 and isinstance(error, ValueError) and _NO_GROUP in str(error):
             error.add_note(_ALONE)
-        replica = state.replica_or_none
         if isinstance(error, NameError) and replica is not None and not replica.placement.computes:
             error.add_note(_SERVES)
+        if explained is not None:
+            raise explained from error
         raise
     finally:
         engine.close()

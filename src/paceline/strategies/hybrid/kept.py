@@ -12,6 +12,7 @@ from torch.optim import Optimizer
 from paceline.errors import InputError
 from paceline.state.chunks import OPTIMIZER, Catalogue, ChunkBounds, LocalState, Read, TensorMeta
 from paceline.state.redistribution import own_bounds
+from paceline.strategies.hybrid.tables import explained
 from paceline.strategies.placement import Placement
 from paceline.strategies.sharded import LocalPart, ShardedTensors
 
@@ -35,6 +36,7 @@ class KeptState(ShardedTensors):
     def __init__(self, model: nn.Module, names: Collection[str], cut: Mapping[str, LocalPart]) -> None:
         """Keep the state of the parameters in `names` whole, and the parts in `cut`; buffers go with the former."""
         super().__init__(model)
+        self._keeps_buffers = not cut
         self._standing = {
             name: cut[name].values if name in cut else value for name, value in model.named_parameters()
         }
@@ -44,12 +46,17 @@ class KeptState(ShardedTensors):
         self.saved = {
             name: first
             for name, first in self.saved.items()
-            if (first is None and not cut) or first in self.by_name
+            if (first is None and self._keeps_buffers) or first in self.by_name
         }
 
     def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
         """Return all parameters as the optimizer sees them."""
         return iter(self._standing.items())
+
+    def renew_buffers(self) -> None:
+        """Take up the buffers that there are now, where they are kept."""
+        if self._keeps_buffers:
+            super().renew_buffers()
 
     def wire(self, optimizer: Optimizer) -> None:
         """Make an optimizer work on what is kept, and drop its state of the rest."""
@@ -96,8 +103,13 @@ class KeptPlacement(Placement):
 
     kept: KeptState
 
+    def explained(self, error: BaseException) -> InputError | None:
+        """Return the words for what nobody can do to weights that are elsewhere."""
+        return explained(error)
+
     def local_state(self) -> LocalState:
         """Return what this worker keeps; nobody is asked."""
+        self.kept.renew_buffers()
         return self.kept.local_state(self.optimizer, {})
 
     def wanted(self, catalogue: Catalogue) -> dict[str, ChunkBounds]:
@@ -106,6 +118,8 @@ class KeptPlacement(Placement):
 
     def load_local_state(self, catalogue: Catalogue, read: Read, extra_state: Mapping[str, Any]) -> None:
         """Load this worker's part of a state."""
+        self.kept.renew_buffers()
+        self.kept.check_known(catalogue)
         self.kept.load_local_state(self.optimizer, catalogue, read, extra_state[OPTIMIZER])
 
 

@@ -14,6 +14,7 @@ from paceline.state.chunks import LocalState
 from paceline.state.optimizer_state import set_options
 from paceline.strategies import gradients, sparse
 from paceline.strategies.base import Leaves, StrategyInputs
+from paceline.strategies.guards.places import Places
 from paceline.strategies.guards.schedules import step_schedule
 from paceline.strategies.hybrid.embedding_service import EmbeddingService, Norms, Sent
 from paceline.strategies.hybrid.kept import KeptPlacement, KeptState, bounds, check_slots, part_of
@@ -55,13 +56,14 @@ class TablesPlacement(KeptPlacement):
         self.kept, self.parts = KeptState(self.model, (), cut), list(cut.values())
         self.kept.wire(optimizer)
         self._empty_model()
+        self.wired = Places(self.model)
         self.service = EmbeddingService(self.parts, self.world.mesh.trainers, self.world.interruption)
         self.service.serve(self.world)
 
     def _empty_model(self) -> None:
         """Release the tensors that this worker does not keep: its model only describes them."""
-        for table in sparse.tables(self.model).values():
-            send_away(table, _nowhere, self.world.device)
+        for name, table in sparse.tables(self.model).items():
+            send_away(name, table, _nowhere, self.world.device)
         for parameter in self.model.parameters():
             parameter.data = without_memory(parameter.shape, parameter.dtype, self.world.device)
 

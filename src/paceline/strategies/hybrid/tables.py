@@ -6,7 +6,9 @@ backward pass leaves there is the very one that the whole table would get: the i
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -17,6 +19,7 @@ from paceline.compat.tensors import sparse_parts
 from paceline.errors import InputError
 from paceline.strategies import sparse
 from paceline.strategies.memory.offload import without_memory
+from paceline.strategies.sparse import weight_of
 
 Fetch = Callable[[Tensor], Tensor]
 """Returns rows by their numbers, which are sorted and unique."""
@@ -51,6 +54,7 @@ class FarEmbedding(nn.Embedding):
 
     fetch: Fetch
     memory: int
+    name: str
 
     def forward(self, input: Tensor) -> Tensor:  # noqa: A002  (as torch calls it)
         """Return the rows of some ids."""
@@ -63,6 +67,7 @@ class FarEmbeddingBag(nn.EmbeddingBag):
 
     fetch: Fetch
     memory: int
+    name: str
 
     def forward(
         self,
@@ -84,6 +89,8 @@ class FarEmbeddingBag(nn.EmbeddingBag):
         )
 
 
+_ONE_NUMBER = "refers to a single memory location"
+"""Of what torch says when it will not write to such a tensor."""
 _NEAR: dict[type, type] = {FarEmbedding: nn.Embedding, FarEmbeddingBag: nn.EmbeddingBag}
 _FAR = {near: far for far, near in _NEAR.items()}
 
@@ -117,6 +124,42 @@ def check_own(table: FarEmbedding | FarEmbeddingBag) -> None:
             "(torch.func.functional_call, an assignment to it or to its .data), and under hybrid its rows are on servers. "
             "Use --strategy ddp."
         )
+    _check_settings(table.name, table)
+
+
+def _check_settings(name: str, table: nn.Embedding | nn.EmbeddingBag) -> None:
+    """Raise for what a table does with rows that no batch names."""
+    if table.max_norm is not None or table.scale_grad_by_freq:
+        raise InputError(
+            f"{name} has max_norm or scale_grad_by_freq, which need the whole table at hand. Leave them out, or use "
+            "--strategy ddp."
+        )
+    if not table.sparse:
+        raise InputError(
+            f"{name} no longer has sparse=True, and under hybrid its rows are on servers. Leave it as it is, or use "
+            "--strategy ddp."
+        )
+
+
+def check_unwritten(table: nn.Embedding | nn.EmbeddingBag) -> None:
+    """Raise where something was written to the stand-in: the servers' rows would be used all the same."""
+    if isinstance(table, FarEmbedding | FarEmbeddingBag) and not table.weight.detach()[:1, :1].isnan().all():
+        raise InputError(
+            f"{weight_of(table.name)} was written to, and under hybrid its rows are on servers, which would go on without that. "
+            "Write to it before run.prepare, or use --strategy ddp."
+        )
+
+
+def explained(error: BaseException) -> InputError | None:
+    """Return the words for torch's refusal to write to a stand-in, of which all numbers are one; None for any other error."""
+    if not isinstance(error, RuntimeError) or _ONE_NUMBER not in str(error):
+        return None
+    frame = traceback.extract_tb(error.__traceback__)[-1]
+    return InputError(
+        f"line {frame.lineno} of {Path(frame.filename).name} writes to a tensor of which all numbers are one in memory. Under "
+        "hybrid the weight of a table is one, whose rows are on servers, and on a server all weights are. Write to weights "
+        "before run.prepare, or use --strategy ddp; clone() a tensor of your own first."
+    )
 
 
 def check(model: nn.Module) -> None:
@@ -136,11 +179,7 @@ def check(model: nn.Module) -> None:
                 f"{name} is a {type(table).__name__}, and --strategy hybrid cannot know what its forward does with the rows. "
                 "Use nn.Embedding or nn.EmbeddingBag itself, or --strategy ddp."
             )
-        if table.max_norm is not None or table.scale_grad_by_freq:
-            raise InputError(
-                f"{name} has max_norm or scale_grad_by_freq, which need the whole table at hand. Leave them out, or use "
-                "--strategy ddp."
-            )
+        _check_settings(name, table)
         if len(holders[id(table.weight)]) > 1:
             raise InputError(
                 f"{' and '.join(holders[id(table.weight)])} are one table; --strategy hybrid needs one module for each. "
@@ -148,10 +187,11 @@ def check(model: nn.Module) -> None:
             )
 
 
-def send_away(table: nn.Embedding | nn.EmbeddingBag, fetch: Fetch, device: torch.device) -> None:
+def send_away(name: str, table: nn.Embedding | nn.EmbeddingBag, fetch: Fetch, device: torch.device) -> None:
     """Replace a table by one whose rows are fetched from servers."""
     table.__class__ = _FAR.get(type(table), type(table))
     table.fetch = fetch  # type: ignore[assignment]
+    table.name = name  # type: ignore[assignment]
     stand_in = without_memory(table.weight.shape, table.weight.dtype, device)
     stand_in[:1, :1] = float(
         "nan"
@@ -165,5 +205,5 @@ def bring_back(model: nn.Module) -> None:
     for table in sparse.tables(model).values():
         if type(table) in _NEAR:
             table.__class__ = _NEAR[type(table)]
-            del table.fetch, table.memory
+            del table.fetch, table.memory, table.name
             table.weight.data = torch.zeros_like(table.weight, memory_format=torch.contiguous_format)

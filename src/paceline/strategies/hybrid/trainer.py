@@ -21,10 +21,11 @@ from paceline.state.optimizer_state import Options, options_to_tell
 from paceline.strategies import sparse
 from paceline.strategies.base import StepWork, StrategyInputs
 from paceline.strategies.guards.partial_update import Scope
+from paceline.strategies.guards.places import Places
 from paceline.strategies.hybrid import embedding_service
 from paceline.strategies.hybrid.embedding_service import Norms
 from paceline.strategies.hybrid.kept import KeptPlacement, KeptState, bounds
-from paceline.strategies.hybrid.tables import Fetch, send_away
+from paceline.strategies.hybrid.tables import Fetch, check_unwritten, send_away
 from paceline.strategies.placement import Optimize
 from paceline.strategies.reducer import AroundReducer, Reducer, norm_of
 from paceline.strategies.result import StepResult
@@ -149,14 +150,23 @@ class DensePlacement(KeptPlacement):
         self.kept = KeptState(self.model, dense, {})
         self.kept.release(optimizer)
         self.servers = Servers(self._everybody, self._group.rank, sparse.sparse_parameters(self.model))
-        for place, table in enumerate(tables.values()):
-            send_away(table, _fetch(self.servers, place), self._group.device)
+        self._tables = [*tables.values()]
+        for place, (name, table) in enumerate(tables.items()):
+            send_away(name, table, _fetch(self.servers, place), self._group.device)
+        self.wired = Places(self.model)
         size = self.servers.traffic.table_bytes / 1e6
         self.notes = (f"{', '.join(sorted(apart))} ({size:.3g} MB) on servers, the rest on every trainer.",)
 
     def refresh(self) -> None:
         """Begin a turn with the servers."""
+        for table in self._tables:
+            check_unwritten(table)
         self.servers.turn += 1
+
+    def synchronize(self) -> None:
+        """Refuse to save or report what was written to the stand-ins of tables."""
+        for table in self._tables:
+            check_unwritten(table)
 
     @contextlib.contextmanager
     def measuring(self) -> Iterator[None]:
