@@ -131,7 +131,7 @@ class Calls:
         behind = self._find_place(call)
         self.preparation.freeze()
         self.core.loop.registered.begin()
-        self.group.settings.begin(state.replica.model, state.task)
+        self.group.changed.begin(state.replica.model, state.task)
         self.core.recovery.begin()
         if phase < state.position.phase:
             history.kept = history.kept or KeptState(state.replica, self.core.loop.registered)

@@ -14,6 +14,7 @@ from paceline.state.chunks import LocalState
 from paceline.state.optimizer_state import set_options
 from paceline.strategies.replica import Replica
 from paceline.training import folder, resuming
+from paceline.training.changed_attributes import ChangedAttributes
 from paceline.training.core import EngineCore
 from paceline.training.description import new_receipt
 from paceline.training.frozen import KEY as FROZEN
@@ -23,7 +24,6 @@ from paceline.training.listeners import Listeners
 from paceline.training.preparation import Preparation
 from paceline.training.recorder import DataFacts
 from paceline.training.saving import Saving
-from paceline.training.settings import Settings
 from paceline.training.user_loop.loop_state import Values
 from paceline.world import all_gather_object
 from paceline.world.words import say_farewell
@@ -37,7 +37,7 @@ class RunGroup:
     listeners: Listeners | None
     preparation: Preparation
     saving: Saving
-    settings: Settings = field(default_factory=Settings, init=False)
+    changed: ChangedAttributes = field(default_factory=ChangedAttributes, init=False)
     """What the run has changed of its modules beside tensors."""
     _joins: bool = field(default=False, init=False)
     """Whether this worker has yet to take over what the others have changed."""
@@ -96,9 +96,9 @@ class RunGroup:
         """Prepare for the group that has formed, with what the replica of the one before was made of."""
         task = self.core.state.task
         if before is not None:
-            self.settings.keep(before.model, task)
+            self.changed.keep(before.model, task)
         replica = self.preparation.prepare_group(before)
-        self.settings.put_back(replica.model, task)
+        self.changed.put_back(replica.model, task)
         return replica
 
     def enter_group(self, position: Position, replica: Replica) -> None:
@@ -106,7 +106,7 @@ class RunGroup:
         state = self.core.state
         state.replica_or_none = replica
         computes = replica.placement.computes
-        self.settings.agree(state.world, replica.model, state.task, joins=self._joins, computes=computes)
+        self.changed.agree(state.world, replica.model, state.task, joins=self._joins, computes=computes)
         self._joins = False
         self.core.loop.guard.watch(replica)
         self.core.loop.body.enter_group()

@@ -35,7 +35,9 @@ class Members:
         self._sizes = list(map(len, self._tables))
         # What is empty needs no other look.
         self._named = list(filter(None, self._tables))
-        self._valued: list[Table] = list(filter(None, children if self._swapped else [*children, *parameters]))
+        self._valued: list[Table] = list(
+            filter(None, children if self._swapped else [*children, *parameters])
+        )
         self._names, self._values = self._now()
 
     def _now(self) -> tuple[list[str], list[Any]]:

@@ -35,7 +35,7 @@ Changes = dict[Key, tuple[Any, Any]]
 """What an attribute was when the steps began, and what it is."""
 
 
-class Settings:
+class ChangedAttributes:
     """What one worker knows of its modules and its task."""
 
     def __init__(self) -> None:
