@@ -57,7 +57,10 @@ class Measuring:
                 self.core.loop.body.left_out(),
                 averages_in_place(state.average, state.replica),
             ):
-                return evaluate(loader, metrics, state.replica, state.world, state.options.seed)
+                watched = self.core.loop.left.watched(state, metrics)
+                found = evaluate(loader, watched, state.replica, state.world, state.options.seed)
+            self.core.loop.left.tell(state)
+            return found
 
         try:
             measured = self.core.recovery.together(EVALUATE, measure, called=name)

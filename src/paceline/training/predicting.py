@@ -71,8 +71,11 @@ class Predicting:
                 self.core.loop.body.left_out(),
                 averages_in_place(state.average, state.replica),
             ):
-                windows = self._windows(loader, function)
-                return _to_memory(windows) if out is None else _to_file(windows, state.world, out)
+                watched = self.core.loop.left.watched(state, function)
+                windows = self._windows(loader, watched)
+                found = _to_memory(windows) if out is None else _to_file(windows, state.world, out)
+            self.core.loop.left.tell(state)
+            return found
 
         try:
             return self.core.recovery.together(EVALUATE, act, called=CALLED)

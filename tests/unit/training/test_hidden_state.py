@@ -355,3 +355,23 @@ def test_nothing_is_kept_alive() -> None:
     left = weakref.ref(module.shown)
     module.shown = None
     assert left() is None
+
+
+class Taught(Task):
+    """Learns from another model, which a loss may leave in training mode."""
+
+    def __init__(self) -> None:
+        self.teacher = nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3))
+
+    def loss(self, model: nn.Module, batch: Tensor) -> Loss:
+        with torch.no_grad():
+            wanted = self.teacher(batch)
+        return Loss.mean((model(batch) - wanted).square().sum(1))
+
+
+def test_statistics_of_a_model_beside_the_one_that_is_trained_are_told_of() -> None:
+    task = Taught()
+    [note] = Watched(lambda _, inputs: inputs, task=task).steps()
+    assert "forward writes to task.teacher.1." in note
+    task.teacher.eval()
+    assert Watched(lambda _, inputs: inputs, task=task).steps() == []

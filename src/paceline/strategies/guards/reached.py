@@ -28,7 +28,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader, Dataset, Sampler
 
-from paceline.compat.modules import HOOKS, children_of
+from paceline.compat.modules import HOOKS, buffers_of, children_of
 
 Generator = (
     torch.Generator | np.random.Generator | np.random.RandomState | np.random.BitGenerator | random.Random
@@ -66,6 +66,8 @@ class Reached:
 
     generators: dict[str, Generator] = field(default_factory=dict)
     tensors: dict[str, Tensor] = field(default_factory=dict)
+    buffers: dict[str, Tensor] = field(default_factory=dict)
+    """Those of modules that are not the model's: a teacher's, say."""
     arrays: dict[str, Array] = field(default_factory=dict)
     numbers: dict[str, object] = field(default_factory=dict)
     """Those of Python and numpy, lengths of lists of them, and how far iterators have come."""
@@ -81,6 +83,7 @@ def reached_from(model: nn.Module, others: Iterable[Named] = (), *, keeps: bool 
     """Return what is reached from a model and from other objects, each given with its name; `keeps` everything on the way."""
     found = Reached()
     seen: dict[int, Any] = {id(one): one for one in (*model.parameters(), *model.buffers(), *_streams())}
+    own = set(map(id, model.modules()))
     waiting: deque[tuple[str, Any, int]] = deque((name, one, 0) for name, one in [("", model), *others])
     left = LIMIT
     while waiting and left:
@@ -101,6 +104,9 @@ def reached_from(model: nn.Module, others: Iterable[Named] = (), *, keeps: bool 
         elif isinstance(one, (*ITERATORS, itertools.count)):
             found.numbers.setdefault(name, place_of(one))
         elif depth < _DEPTH:
+            if isinstance(one, nn.Module) and id(one) not in own:
+                held_by = buffers_of(one).items()
+                found.buffers |= {f"{name}.{key}": buffer for key, buffer in held_by if buffer is not None}
             deeper = depth + (not isinstance(one, nn.Module))
             waiting.extend((key, held, deeper) for key, held in _noted(found, name, one))
     found.whole = not waiting

@@ -60,7 +60,8 @@ class HiddenState:
         self._carried: list[tuple[str, bool]] = []
         self._numbers, self._sharded = Numbers(), True
         self._changed: dict[str, tuple[object, object]] = {}
-        self._told: set[str] = set()
+        self.told: set[str] = set()
+        """What a note has named."""
 
     def enter(self, model: nn.Module, task: Task | None = None, *, sharded: bool = True) -> None:
         """Note that a step is about to begin; where it is not `sharded` a pass is a step, and numbers may count it."""
@@ -132,8 +133,8 @@ class HiddenState:
         )
         notes = []
         for found, says in zip(names, (self._drawing, _carrying, _writing, self._changing), strict=True):
-            new = [name for name in found if self._told.isdisjoint((name, holder_of(name)))]
-            self._told.update((*new, *filter(None, map(holder_of, new))))
+            new = [name for name in found if self.told.isdisjoint((name, holder_of(name)))]
+            self.told.update((*new, *filter(None, map(holder_of, new))))
             if new:
                 others = (
                     f" The same goes for {', '.join(new[1:4])}{' ...' * (len(new) > 4)}." if new[1:] else ""
@@ -162,6 +163,9 @@ class HiddenState:
             self._tensors, self._arrays = [], {}
             if self._steps > 1:  # the first passes may well make them
                 self._tensors = [(name, *held) for name, held in self._held.items() if _is_models(name)]
+                self._tensors += [
+                    (name, weakref.ref(one), _version(one)) for name, one in found.buffers.items()
+                ]
                 self._arrays = _values(found)
         self._tensors = [(name, one, _version(one())) for name, one, _ in self._tensors]
         states = {name: state_of(one) for name, one in self._generators.items()}
@@ -242,9 +246,9 @@ def _carrying(name: str) -> str:
 
 def _writing(name: str) -> str:
     return (
-        f"forward writes to {name}, which is neither parameter nor buffer. It follows the passes of this worker's own samples, "
-        "and no checkpoint holds it, so what is computed from it depends on shards and workers; in a log it does no harm. "
-        "Register it as a buffer, with a rule in buffers()."
+        f"forward writes to {name}, which is neither parameter nor buffer of the model. It follows the passes of this worker's "
+        "samples, and no checkpoint holds it, so what is computed from it depends on shards and workers; in a log it does no "
+        "harm. Register it as a buffer, with a rule in buffers()."
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from paceline.training.checks.hidden_state import HiddenState
+from paceline.training.checks.left_by_evaluation import LeftByEvaluation
 from paceline.training.state import RunState
 from paceline.training.user_loop.attempt import LoopBody, StepAttempt
 from paceline.training.user_loop.loop_guard import LoopGuard
@@ -18,6 +19,7 @@ class Loop:
         self.guard = LoopGuard(state.seed_update)
         """Finds what a loop does that is done for it."""
         self.hidden = HiddenState()
+        self.left = LeftByEvaluation(self.hidden.told)
         self.registered = LoopState()
         """What the loop has registered beside model, optimizer and schedule."""
         self.schedule: LoopSchedule | None = None
