@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
 
 from torch import nn
 
@@ -16,24 +15,28 @@ from paceline.strategies.parameter_server.dealing import named_tensors
 class ToldMembers(AnyPlace):
     """Takes up what was replaced, renamed or added, and has the other side compare it."""
 
-    def __init__(self, model: nn.Module, trained: Sequence[nn.Parameter]) -> None:
+    def __init__(self, model: nn.Module) -> None:
         self._model, self._members = model, Members(model)
-        self._places = {id(one): place for place, one in enumerate(trained)}
-        self._named = set(named_tensors(model))
-        self.told = ""
-        """The names and what they stand for, of what is new its values too; nothing before anything has changed."""
+        held = named_tensors(model)
+        self._parameters = [one for one in held.values() if isinstance(one, nn.Parameter)]
+        self._places = {id(one): place for place, one in enumerate(self._parameters)}
+        self._buffers = {name for name, one in held.items() if id(one) not in self._places}
+        self.told = self._tell()
+        """The names and what they stand for, of what is new its values too."""
 
     def check(self) -> None:
         """Look at them anew where they have changed."""
-        if not self._members.have_changed():
-            return
+        if self._members.have_changed():
+            self.told = self._tell()
+
+    def _tell(self) -> str:
         told = hashlib.sha256()
         for name, value in named_tensors(self._model).items():
             place = self._places.get(id(value))
             # Of buffers that were there the trainers bring the values.
-            is_new = place is None and (isinstance(value, nn.Parameter) or name not in self._named)
+            is_new = place is None and name not in self._buffers
             told.update(f"{name} {tuple(value.shape)} {place} {checksum(value) if is_new else ''}\n".encode())
-        self.told = told.hexdigest()
+        return told.hexdigest()
 
     def compare(self, number: int, trainer: int, told: str) -> None:
         """Raise where a trainer has others in this step."""

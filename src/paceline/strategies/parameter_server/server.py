@@ -83,7 +83,7 @@ class ServerPlacement(Placement):
         self.every = super().parameters()
         """All parameters that train, this server's and others'."""
         self._dealing = Dealing(self.every, self.world.mesh.servers)
-        self.wired: ToldMembers = ToldMembers(self.model, self.every)
+        self.wired: ToldMembers = ToldMembers(self.model)
         self.places = self._dealing.places[self.peers.rank]
         """Where this server's parameters are among them."""
         self.packing = HostPacking(self.parameters())

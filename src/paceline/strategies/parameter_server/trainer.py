@@ -67,7 +67,7 @@ class ServedPlacement(Placement):
             spread_weights(self.model, self.world)
         parameters = self.parameters()
         self.dealing = Dealing(parameters, self.world.mesh.servers)
-        self.wired: ToldMembers = ToldMembers(self.model, parameters)
+        self.wired: ToldMembers = ToldMembers(self.model)
         self.parts = [[parameters[place] for place in places] for places in self.dealing.places]
         """The parameters of each server."""
         self.packings = [HostPacking(part) for part in self.parts]
