@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import gc
 import warnings
 from collections import OrderedDict
 from collections.abc import Iterator
@@ -68,6 +69,33 @@ def test_tables_of_hooks() -> None:
     assert all(len(vars(layer)[table]) == 1 for table in modules.HOOK_TABLES)
     known = {name for name in vars(nn.Module()) if "hooks" in name and "state_dict" not in name}
     assert known == set(modules.HOOK_TABLES)
+
+
+@leans_on(
+    "torch.nn.modules.module._global_forward_pre_hooks",
+    "torch.nn.modules.module._global_forward_hooks",
+    "torch.nn.modules.module._global_backward_pre_hooks",
+    "torch.nn.modules.module._global_backward_hooks",
+)
+def test_hooks_on_all_modules() -> None:
+    from torch.nn.modules import module
+
+    from paceline.compat.modules import hooked_everywhere
+
+    put = (
+        module.register_module_forward_pre_hook,
+        module.register_module_forward_hook,
+        module.register_module_full_backward_pre_hook,
+        module.register_module_full_backward_hook,
+    )
+    before = hooked_everywhere()
+    assert not any(before)
+    for place, register in enumerate(put):
+        handle = register(lambda *_: None)  # type: ignore[operator]
+        try:
+            assert [number for number, there in enumerate(hooked_everywhere()) if there] == [place]
+        finally:
+            handle.remove()
 
 
 @leans_on(
@@ -276,7 +304,11 @@ def test_a_worker_of_a_loader_that_is_killed_meanwhile_is_told_of() -> None:
 
     from paceline.compat.data_loader import end_workers, lost_workers
 
-    loading = iter(DataLoader(Dying([1]), num_workers=1, multiprocessing_context="fork"))  # type: ignore[arg-type]
+    gc.freeze()  # a process group of another test, taken down as garbage there, would hang the process that is forked
+    try:
+        loading = iter(DataLoader(Dying([1]), num_workers=1, multiprocessing_context="fork"))  # type: ignore[arg-type]
+    finally:
+        gc.unfreeze()
     # torch's handler of SIGCHLD raises in the midst of the wait.
     assert [(place, status) for place, _, status in lost_workers(loading, 60.0)] == [(0, -9)]
     end_workers(loading)
