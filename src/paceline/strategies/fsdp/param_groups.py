@@ -30,6 +30,7 @@ from paceline.compat.tensors import write_count
 from paceline.errors import InputError
 from paceline.reduce.gather import Gather, Wait
 from paceline.reduce.packing import refuse_rows
+from paceline.strategies.fsdp.lost_gradient import lose_gradient
 from paceline.strategies.fsdp.replaced import Slot
 from paceline.strategies.guards.refusals import refuse_copies
 from paceline.strategies.guards.second_order import check_order, check_transforms
@@ -82,6 +83,7 @@ class ParamGroup:
         self.type = group.reduce_dtype or (self.trained or group.members)[0].sharded.dtype
         """The type in which its gradients travel."""
         self._reduces = False
+        self._is_armed = False
         self._marks: list[tuple[int, int]] = []
         self._sums: Tensor | None = None
         self._samples: Samples | None = None
@@ -128,13 +130,13 @@ class ParamGroup:
 
     def arm(self, *, reduces: bool, keeps: bool = False) -> None:
         """Announce whether the coming backward pass ends with a reduction, or only adds, and whether weights stay after it."""
-        self._reduces = reduces
+        self._reduces, self._is_armed = reduces, True
         self._module.set_reshard_after_backward(not keeps, recurse=False)
         self.missing = []
 
     def disarm(self) -> None:
-        """Let a backward pass that a loop makes for itself add on this worker only: its gradients belong to no step."""
-        self._reduces = False
+        """Let a backward pass that a loop makes for itself add nothing: its gradients belong to no step."""
+        self._reduces = self._is_armed = False
 
     def finish_reductions(self) -> None:
         """Reduce now what could not leave during the pass: a parameter group that the pass went through more than once."""
@@ -158,10 +160,22 @@ class ParamGroup:
         if self._samples is None:
             self._marks = [(write_count(one), place_of(one)) for one in whole]
             self._samples = Samples(whole)
+            self._watch_gradients()
         if self._sampled is None:
             self._sampled = self._samples.take()
         if self.looks:
             self._sums = sums_of(whole)
+
+    def _watch_gradients(self) -> None:
+        """Have the gradients of passes that are no step's be known for lost where they reach the gathered weights."""
+        for member in self.trained:
+
+            def lose(whole: Tensor, member: fsdp.GroupedParam = member) -> None:
+                if not self._is_armed:
+                    lose_gradient(member, whole)
+
+            if member.gathered is not None:
+                member.gathered.register_post_accumulate_grad_hook(lose)  # type: ignore[no-untyped-call]
 
     def check(self, when: str) -> None:
         """Raise if a pass has written to a gathered parameter, or told it to train: the next gathering undoes it."""
@@ -289,7 +303,17 @@ class ParamGroup:
                 if one is not None and one.grad is None:
                     self.missing.append(member)
                     one.grad = self._nothing(member)
+        if self._is_armed:
+            self._post_backward()
+            return
+        # Below fp32 torch would keep them elsewhere, for the next pass to add to.
+        there = [one for one in gathered if one is not None]
+        kept = [one.grad for one in there]
+        for one in there:
+            one.grad = None
         self._post_backward()
+        for one, gradient in zip(there, kept, strict=True):
+            one.grad = gradient
 
 
 class _Gather(fsdp.AllGather):

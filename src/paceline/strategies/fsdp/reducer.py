@@ -77,8 +77,14 @@ class FsdpReducer(Reducer):
 
     def backward(self, loss: Loss) -> None:
         """Add one batch's gradients; the last pass of the step takes them to the workers that hold the rows."""
-        step, ends = self.step, self._reduction.ends
         check_gathered(loss, self._reduction.blocks)
+        try:
+            self._backward(loss)
+        finally:
+            self._reduction.disarm()
+
+    def _backward(self, loss: Loss) -> None:
+        step, ends = self.step, self._reduction.ends
         if loss.auxiliary:
             self._backward_of_terms(loss)
         self._reduction.arm(self._combination(step.open) if ends else None, reduces=ends)

@@ -102,6 +102,9 @@ class FsdpReduction:
         # Before anything is waited for: those who follow wait for their rows only when they know that no more come.
         self._round.announce(END)
         self._collect()
+
+    def disarm(self) -> None:
+        """Know that passes are the loop's own until the next is prepared."""
         for param_group in self.param_groups:
             param_group.disarm()
 
