@@ -18,7 +18,7 @@ from paceline.in_python.source import AnyTask, AnyTaskOrNone, Source, source_of,
 from paceline.launch import api
 from paceline.launch.base import Outcome
 from paceline.launch.clean_up import check_call
-from paceline.launch.clusters import mpi, slurm
+from paceline.launch.clusters import entering
 from paceline.launch.in_python import (
     OF_STARTING,
     OF_TASK,
@@ -106,11 +106,9 @@ class _Training:
         threads: int | None,
         progress: bool,
     ) -> None:
+        entering.enter(rendezvous=given.get("rendezvous"))
         check_names("train", given, BESIDE)
         said = read_keywords(given) | {"settings": texts_of(settings, task)}
-        if said.get("rendezvous") is None:
-            slurm.enter()
-        mpi.enter()
         out = said.get("out")
         if said.get("resume") and out is None:
             raise InputError("--resume needs the folder of the run to resume. Give --out.")

@@ -13,7 +13,7 @@ from paceline.errors import InputError, WorkerFailedError
 from paceline.launch import job
 from paceline.launch.base import Launcher, LaunchPlan, LaunchSpec, Outcome
 from paceline.launch.clean_up import check_call
-from paceline.launch.clusters import mpi, slurm
+from paceline.launch.clusters import entering
 from paceline.launch.clusters.joined import JoinedLauncher
 from paceline.launch.clusters.mpi import MpiLauncher
 from paceline.launch.clusters.slurm import SlurmLauncher
@@ -54,9 +54,7 @@ def launch(
     """
     check_importing()
     with errors_in_keywords():
-        if options.get("rendezvous") is None:
-            slurm.enter()
-        mpi.enter()
+        entering.enter(rendezvous=options.get("rendezvous"))
         made, before, notes = run_options(options)
         folder.check_resumed(made)
         threads = threads if threads is not None else before.get("threads")

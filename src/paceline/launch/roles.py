@@ -15,7 +15,7 @@ from paceline.errors import InputError, WorkerFailedError
 from paceline.launch import job
 from paceline.launch.base import LaunchSpec, Outcome
 from paceline.launch.clean_up import check_call
-from paceline.launch.clusters import mpi, slurm
+from paceline.launch.clusters import entering
 from paceline.launch.clusters.joined import JoinedLauncher
 from paceline.launch.console import Console
 from paceline.launch.local import LocalLauncher
@@ -62,9 +62,7 @@ def launch_roles(
     is this worker's own result.
     """
     check_importing()
-    if rendezvous is None:
-        slurm.enter()
-    mpi.enter()
+    entering.enter(rendezvous=rendezvous)
     made = {name: _role(name, role) for name, role in roles.items()}
     named = Roles.of({name: role.workers for name, role in made.items()})
     joined = JoinedLauncher()

@@ -20,7 +20,7 @@ from paceline.remote.reach import LOOPBACK
 from paceline.remote.session import JOIN_S, TIMEOUT_S, Session
 from paceline.world import env
 from paceline.world.env import Identity
-from paceline.world.join import meet
+from paceline.world.join import meet, of_launch
 
 
 def join(
@@ -73,7 +73,7 @@ def enter(
         )
     reach.check(interface)
     met = meet(identity, timedelta(seconds=JOIN_S))
-    store: Store = PrefixStore("roles", met)
+    store: Store = PrefixStore(f"{of_launch(identity)}/roles", met)
     given = secret.encode() if isinstance(secret, str) else secret
     session = Session.open(
         store, identity.rank, roles, given or _told(told or ""), interface=interface, timeout_s=timeout_s

@@ -7,6 +7,7 @@ import json
 import os
 import re
 import time
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -37,18 +38,31 @@ FILES: Mapping[str, tuple[str, ...]] = {
 
 
 def new_folder(name: str, parent: Path = Path("runs")) -> Path:
-    """Return runs/NAME-TIME, with a number after it when that is taken."""
+    """Return runs/NAME-TIME, with a number after it when that is taken.
+
+    Every rank of a world that somebody else started must come to the same name, whatever its clock says, and whichever of them
+    has made a folder yet: there the number is how often this process was given the name.
+    """
     plain = re.sub(r"[^A-Za-z0-9_.-]+", "-", name).strip("-.")
     identity = env.identity()
     if identity is not None:
-        # Every rank of a world that somebody else started must come to the same name, whatever its clock says.
-        return parent / f"{plain}-{env.read('TORCHELASTIC_RUN_ID') or 'world'}-{identity.master_port}"
+        of_world = parent / f"{plain}-{env.read('TORCHELASTIC_RUN_ID') or 'world'}-{identity.master_port}"
+        _given[of_world] += 1
+        return _numbered(of_world, _given[of_world])
     first = parent / f"{plain}-{time.strftime('%Y%m%d-%H%M%S')}"
     chosen, number = first, 1
     while chosen.exists():
         number += 1
-        chosen = first.with_name(f"{first.name}-{number}")
+        chosen = _numbered(first, number)
     return chosen
+
+
+_given: Counter[Path] = Counter()
+"""How often this process was given a name for a run of a world that somebody else started."""
+
+
+def _numbered(folder: Path, number: int) -> Path:
+    return folder if number == 1 else folder.with_name(f"{folder.name}-{number}")
 
 
 def has_run(folder: Path) -> bool:

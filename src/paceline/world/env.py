@@ -52,6 +52,8 @@ class Identity:
     """Where rank 0 keeps torch's store, for scripts that form a group of torch's by themselves; 0 when no launcher gave one."""
     store: str = ""
     """Where the launcher serves the run's store: `ipc://PATH` or `tcp://HOST:PORT`; empty where another launcher has no such."""
+    launch: int = 0
+    """How many calls that join this world the process has made before; where they meet, each has a place of its own."""
 
     def __post_init__(self) -> None:
         _check_range("RANK", self.rank, "WORLD_SIZE", self.size)

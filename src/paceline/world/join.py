@@ -9,6 +9,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
+from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -60,8 +61,8 @@ def connect(
     """Enter the world as `identity`, and return when everybody has.
 
     The workers meet at `store`, or, without one, at the identity's master address and port (torchrun's way).
-    Each generation has its own prefix there, so what a dead group left behind is never read. `on` is the device of a
-    worker that has one already, from the group before. `meeting_s` is how long the others may take to connect; gloo waits
+    Each launch and each generation has its own prefix there, so what a dead group left behind is never read. `on` is the
+    device of a worker that has one already, from the group before. `meeting_s` is how long the others may take to connect; gloo waits
     up to five times that for one that is killed in the very moment, and nothing can interrupt it.
     """
     place = choose_device(device, identity.local_rank) if on is None else on
@@ -72,6 +73,7 @@ def connect(
         torch.cuda.init()  # type: ignore[no-untyped-call]
     comm: Comm
     met: Store | None = None
+    place_in_store = f"{of_launch(identity)}/generation-{generation}"
     interruption = interruption or Interruption()
     if identity.size == 1:
         comm, carrier = LocalComm(), "local"
@@ -90,7 +92,7 @@ def connect(
                 met,
                 carrier,
                 Patience(timedelta(seconds=timeout_s), timedelta(seconds=meeting_s or timeout_s)),
-                generation,
+                place_in_store,
                 interruption,
             )
     return World(
@@ -108,7 +110,7 @@ def connect(
         shares=shares,
         interruption=interruption,
         status_page=status_page or NoStatusPage(),
-        store=None if met is None else PrefixStore(f"generation-{generation}/beside", met),
+        store=None if met is None else PrefixStore(f"{place_in_store}/beside", met),
     )
 
 
@@ -136,7 +138,7 @@ def _join_group(
     meeting: Store,
     backend: str,
     patience: Patience,
-    generation: int,
+    place_in_store: str,
     interruption: Interruption,
 ) -> ProcessGroupComm:
     sockets = Sockets()
@@ -147,7 +149,7 @@ def _join_group(
         with together, sockets.opened_here():
             dist.init_process_group(
                 _name_in_torch(backend),
-                store=PrefixStore(f"generation-{generation}", meeting),
+                store=PrefixStore(place_in_store, meeting),
                 rank=identity.rank,
                 world_size=identity.size,
                 timeout=patience.meeting,
@@ -188,9 +190,34 @@ def meet(identity: Identity, timeout: timedelta) -> Store:
             "MASTER_PORT is not set, so the workers cannot meet. Launch with torchrun or paceline, or set it."
         )
     url = f"tcp://{at(identity.master_address, identity.master_port)}"
-    store: Store
-    store, _, _ = next(rendezvous(url, identity.rank, identity.size, timeout=timeout))
+    store = _at_master(url, identity.rank, identity.size, timeout)
+    store.set_timeout(timeout)
     return store
+
+
+class _Met(NamedTuple):
+    where: tuple[str, int, int]
+    store: Store
+
+
+_met: _Met | None = None
+"""The store that this process met the others at, where no launcher serves one. Rank 0 may keep it: were it made anew for the
+next launch, another rank could still reach the old one, and lose it in the middle."""
+
+
+def _at_master(url: str, rank: int, size: int, timeout: timedelta) -> Store:
+    global _met  # noqa: PLW0603  (a process has one master)
+    if _met is None or _met.where != (url, rank, size):
+        _met = None  # closes it before the next one is made
+        store: Store
+        store, _, _ = next(rendezvous(url, rank, size, timeout=timeout))
+        _met = _Met((url, rank, size), store)
+    return _met.store
+
+
+def of_launch(identity: Identity) -> str:
+    """Return what the keys of this launch begin with, in a store that the next launch of the same processes meets at, too."""
+    return f"launch-{identity.launch}"
 
 
 @functools.lru_cache(maxsize=1)

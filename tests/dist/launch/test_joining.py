@@ -193,3 +193,66 @@ def test_a_rank_that_waits_for_the_others_says_so(tmp_path):
     )
     assert ended.returncode != 0
     assert "rank 0 has waited 0 s for all 2 ranks to meet" in ended.stderr
+
+
+TWICE = """
+import json, os, pathlib, time
+import paceline
+from paceline.training import trainer
+from paceline.training.spec import TrainSpec
+
+told = []
+for steps in (5, 2, 5):
+    spec = TrainSpec(task="paceline.tasks.dense4096:Dense4096", name="it", steps=steps)
+    told.append([one["weights_sha256"] for one in paceline.launch(trainer.main, spec)])
+    if os.environ["RANK"] == "1":
+        time.sleep(0.7)  # the other is at the next launch by now, and must not meet what this one has left of the last
+for _ in range(2):
+    made = paceline.train("dense4096", steps=5, progress=False)
+    told.append((made.weights_sha256, str(made.out)))
+pathlib.Path("told-" + os.environ["RANK"] + ".json").write_text(json.dumps(told))
+"""
+
+
+@pytest.mark.parametrize(
+    "launcher",
+    [TORCHRUN, ("-m", "paceline", "run", "-n", "2"), ()],
+    ids=["torchrun", "paceline run", "by hand"],
+)
+def test_a_world_that_is_there_joins_one_launch_after_the_other(launcher, own_answer, tmp_path):
+    (tmp_path / "script.py").write_text(TWICE)
+    if launcher:
+        start(tmp_path, *launcher, "script.py")
+    else:
+        start_by_hand(tmp_path, "script.py")
+    (first, other, again, *trained), theirs = [
+        json.loads((tmp_path / f"told-{rank}.json").read_text()) for rank in range(2)
+    ]
+    assert [first, other, again, *trained] == theirs
+    assert first == again == [own_answer]
+    assert other != first
+    weights, (one, two) = zip(*trained, strict=True)
+    assert set(weights) == {own_answer}
+    assert two == f"{one}-2"  # of a run each: nobody goes on with the other's
+
+
+def start_by_hand(folder, script):
+    """Start two ranks that are told only who they are, so that rank 0 keeps torch's store."""
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        port = one.getsockname()[1]
+    told = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, script], cwd=folder, env={**os.environ, **told, "RANK": str(rank)}, stderr=subprocess.PIPE, text=True
+        )
+        for rank in range(2)
+    ]  # fmt: skip
+    try:
+        for rank in ranks:
+            _, errors = rank.communicate(timeout=HANG_S)
+            assert rank.returncode == 0, errors
+    finally:
+        for rank in ranks:
+            rank.kill()
+            rank.wait()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 from collections.abc import Mapping
 from dataclasses import replace
@@ -22,6 +23,20 @@ from paceline.training import folder
 from paceline.training.options import RunOptions
 from paceline.world import env
 from paceline.world.env import Identity
+
+_calls = itertools.count()
+_call = 0
+
+
+def count_call() -> None:
+    """Count a call that may join this process's world.
+
+    The number is part of where the ranks meet, so that no call meets what another has left there. All ranks make the same calls;
+    a process that is started over begins at 0 again, as the others do then: torchrun and `paceline run` start all of them over,
+    and serve them another store.
+    """
+    global _call  # noqa: PLW0603  (one process, one call at a time)
+    _call = next(_calls)
 
 
 class JoinedLauncher:
@@ -72,7 +87,7 @@ class JoinedLauncher:
         if identity is None:
             raise InputError("RANK and WORLD_SIZE are not set, so there is no world to join.")
         job = Job(
-            identity=identity,
+            identity=replace(identity, launch=_call),
             call=spec.call,
             threads=spec.threads or max(1, env.cores() // identity.local_size),
             environment={},
