@@ -1,12 +1,15 @@
-"""What Python's own interpreter does at its end, and who called."""
+"""What Python's own interpreter does at its end, who called, and its generator where a library draws from it."""
 
 from __future__ import annotations
 
 import atexit
 import dis
+import random
 import sys
 import threading
 import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import FrameType
 
 frame = sys._getframe
@@ -31,3 +34,13 @@ def forget_finalizers() -> None:
     """Prevent the finalizers made so far from running when this process exits."""
     for finalizer in [*weakref.finalize._registry]:  # type: ignore[attr-defined]
         finalizer.atexit = False
+
+
+@contextmanager
+def random_preserved() -> Iterator[None]:
+    """Put the generator of `random` back afterwards to where it was before: `seeds.preserved` without torch."""
+    state = random.getstate()
+    try:
+        yield
+    finally:
+        random.setstate(state)

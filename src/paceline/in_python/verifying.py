@@ -63,8 +63,10 @@ def verify(
             resume=resume,
         )
         from paceline.verify.proof.check import verify as check
+        from paceline.world import seeds
 
-        return check(request)
+        with seeds.preserved():
+            return check(request)
 
 
 def _words(text: str) -> str:

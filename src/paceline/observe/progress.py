@@ -10,6 +10,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Protocol, TextIO
 
+from paceline.compat.python import random_preserved
 from paceline.observe import notebook
 from paceline.observe.events import (
     CheckpointDamaged,
@@ -61,7 +62,8 @@ def open_progress(
     if cell is not None:
         return CellProgress(cell, stream, output, words=words)
     if stream.isatty():
-        from rich.console import Console
+        with random_preserved():  # rich draws a number as it is imported, which would be one of the script's
+            from rich.console import Console
 
         if not Console(file=stream).is_dumb_terminal:
             return TerminalProgress(stream, output, words=words)

@@ -9,13 +9,15 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from rich import box
-from rich.console import Console, Group, RenderableType
-from rich.table import Table
-from rich.text import Text
-
 from paceline import documents
+from paceline.compat.python import random_preserved
 from paceline.observe.formats import duration
+
+with random_preserved():  # rich draws a number as it is imported, which would be one of the script's
+    from rich import box
+    from rich.console import Console, Group, RenderableType
+    from rich.table import Table
+    from rich.text import Text
 
 Part = str | Text | Table
 """A line, or a table."""
