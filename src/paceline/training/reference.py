@@ -79,12 +79,12 @@ def _from_file(path: Path) -> ModuleType:
     if not path.is_file():
         raise InputError(f"there is no file {path}. Give the path of a Python file: path.py:Class.")
     name = path.stem
+    # Beside the script, as `python path.py` would have it; also a second time, for what the task imports only in its methods.
+    _look_first_in(path.resolve().parent)
     # A process may make its task twice, and what a module registers with torch it can register only once.
     there, state = sys.modules.get(name), _state_of(path)
     if there is not None and getattr(there, _READ, None) == state:
         return there
-    # Beside the script, as `python path.py` would have it.
-    sys.path.insert(0, str(path.resolve().parent))
     spec = importlib.util.spec_from_file_location(name, path.resolve())
     if spec is None or spec.loader is None:
         raise InputError(f"{path} cannot be imported as Python.")
@@ -94,6 +94,11 @@ def _from_file(path: Path) -> ModuleType:
     with importing():
         spec.loader.exec_module(module)
     return module
+
+
+def _look_first_in(folder: Path) -> None:
+    if sys.path[:1] != [str(folder)]:
+        sys.path.insert(0, str(folder))
 
 
 _READ = "__paceline_read__"
@@ -109,7 +114,7 @@ def _from_package(name: str) -> ModuleType:
     if not name or name.startswith("."):  # to Python it is relative, to nothing
         raise InputError(f"{name!r} is no name of a module. Give path.py:Class or package.module:Class.")
     # The folder one is in, as `python -m name` would have it.
-    sys.path.insert(0, str(Path.cwd()))
+    _look_first_in(Path.cwd())
     try:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:

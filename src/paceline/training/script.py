@@ -42,12 +42,24 @@ def import_script(path: str) -> ModuleType:
     """Import the user's script under its alias, as far as its call of `launch`, once in a worker's life."""
     there = sys.modules.get(MAIN_ALIAS)
     if there is not None and there.__file__ == path:
+        sys.modules[MAIN] = there  # where the process was the script's own again in between
         return there
     module = ModuleType(MAIN_ALIAS)
     sys.modules[MAIN_ALIAS] = module
     with importing():
         execute(path, module)
     return module
+
+
+@contextmanager
+def main_preserved() -> Iterator[None]:
+    """Put back afterwards which module is the main one, and where modules are looked for."""
+    main, search_path = sys.modules[MAIN], list(sys.path)
+    try:
+        yield
+    finally:
+        sys.modules[MAIN] = main
+        sys.path[:] = search_path
 
 
 def execute(path: str, module: ModuleType) -> None:

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch
 
+from paceline.compat import compiler_setting
 from paceline.errors import InputError
 from paceline.world import env
 
@@ -30,6 +33,26 @@ def select_kernels(device: torch.device, *, compiled: bool) -> None:
     else:
         # The same switch without the compiler's own, which would be loaded only to set it.
         torch.set_deterministic_debug_mode("error")
+
+
+@contextmanager
+def preserved() -> Iterator[None]:
+    """Put back afterwards what `select_kernels` changes of this process, and how many threads compute."""
+    fast_path, threads = torch.backends.mha.get_fastpath_enabled(), torch.get_num_threads()
+    benchmark, mode = torch.backends.cudnn.benchmark, torch.get_deterministic_debug_mode()
+    fill = torch.utils.deterministic.fill_uninitialized_memory  # type: ignore[attr-defined]
+    compilers = compiler_setting.deterministic()
+    with env.preserved(_WORKSPACE):
+        try:
+            yield
+        finally:
+            torch.backends.mha.set_fastpath_enabled(fast_path)
+            if torch.get_num_threads() != threads:
+                torch.set_num_threads(threads)
+            torch.backends.cudnn.benchmark = benchmark
+            torch.utils.deterministic.fill_uninitialized_memory = fill  # type: ignore[attr-defined]
+            torch.set_deterministic_debug_mode(mode)
+            compiler_setting.set_deterministic(compilers)
 
 
 def named(error: RuntimeError) -> InputError | None:

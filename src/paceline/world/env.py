@@ -9,7 +9,8 @@ from __future__ import annotations
 import os
 import re
 import socket
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -199,6 +200,20 @@ def read(name: str) -> str | None:
 def export(variables: Mapping[str, str]) -> None:
     """Set variables for this process and the ones it starts."""
     os.environ.update(variables)
+
+
+@contextmanager
+def preserved(*names: str) -> Iterator[None]:
+    """Put these variables back afterwards to what they were before."""
+    before = {name: read(name) for name in names}
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
 
 
 def replace(variables: Mapping[str, str]) -> None:

@@ -7,7 +7,7 @@ import socket
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from datetime import timedelta
 from typing import NamedTuple
 
@@ -62,8 +62,8 @@ def connect(
 
     The workers meet at `store`, or, without one, at the identity's master address and port (torchrun's way).
     Each launch and each generation has its own prefix there, so what a dead group left behind is never read. `on` is the
-    device of a worker that has one already, from the group before. `meeting_s` is how long the others may take to connect; gloo waits
-    up to five times that for one that is killed in the very moment, and nothing can interrupt it.
+    device of a worker that has one already, from the group before. `meeting_s` is how long the others may take to connect;
+    gloo waits up to five times that for one that is killed in the very moment, and nothing can interrupt it.
     """
     place = choose_device(device, identity.local_rank) if on is None else on
     carrier = choose_backend(backend, place, identity.local_size)
@@ -226,12 +226,20 @@ def run_store(address: str) -> RunStore:
     return RunStore(address, secret=run_secret() if address.startswith("tcp:") else None)
 
 
+_INTERFACE = "GLOO_SOCKET_IFNAME"
+
+
+def interface_preserved() -> AbstractContextManager[None]:
+    """Put back afterwards which interface gloo is told to use."""
+    return env.preserved(_INTERFACE)
+
+
 def _choose_interface(identity: Identity) -> None:
     """Bind gloo to the loopback interface when the workers meet there; on several machines, to the one that reaches the master.
 
     Gloo itself goes by the host's name, which many machines know as a loopback address. What somebody has set stays.
     """
-    if env.read("GLOO_SOCKET_IFNAME") is not None:
+    if env.read(_INTERFACE) is not None:
         return
     chosen: str | None = None
     if is_loopback(identity.master_address):
@@ -240,4 +248,4 @@ def _choose_interface(identity: Identity) -> None:
     elif identity.nodes > 1:
         chosen = reaching(identity.master_address).interface
     if chosen is not None:
-        env.export({"GLOO_SOCKET_IFNAME": chosen})
+        env.export({_INTERFACE: chosen})

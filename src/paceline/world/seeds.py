@@ -38,11 +38,16 @@ def seed_everything(value: int) -> None:
 
 @contextmanager
 def preserved() -> Iterator[None]:
-    """Put every generator back afterwards to where it was before."""
+    """Put every generator back afterwards to where it was before.
+
+    CUDA that is put to use meanwhile begins as it would have done without: with the seed of the CPU's generator.
+    """
+    in_use = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+    torch_seed = torch.default_generator.initial_seed()
     torch_state = torch.default_generator.get_state()
     numpy_state = np.random.get_state()
     python_state = random.getstate()
-    cuda = torch.cuda.default_generators if torch.cuda.is_initialized() else ()  # type: ignore[no-untyped-call]
+    cuda = torch.cuda.default_generators if in_use else ()
     cuda_states = [generator.get_state() for generator in cuda]
     try:
         yield
@@ -52,3 +57,6 @@ def preserved() -> Iterator[None]:
         random.setstate(python_state)
         for generator, state in zip(cuda, cuda_states, strict=True):
             generator.set_state(state)
+        if not in_use and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+            for generator in torch.cuda.default_generators:
+                generator.manual_seed(torch_seed)

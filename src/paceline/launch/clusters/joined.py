@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,11 +21,21 @@ from paceline.launch.run_folder import claim
 from paceline.launch.workers import fork_server as forkserver
 from paceline.training import folder
 from paceline.training.options import RunOptions
+from paceline.training.script import main_preserved
 from paceline.world import env
 from paceline.world.env import Identity
 
 _calls = itertools.count()
 _call = 0
+
+
+@contextlib.contextmanager
+def _as_before() -> Iterator[None]:
+    """Leave this process as it was: what a script does by itself after a launch has the bits that it would have without."""
+    from paceline.world import determinism, join, seeds
+
+    with join.interface_preserved(), determinism.preserved(), seeds.preserved(), main_preserved():
+        yield
 
 
 def count_call() -> None:
@@ -79,7 +89,8 @@ class JoinedLauncher:
 
         dynamo.install()
         identity = env.identity()
-        return None if identity is None else call(Worker(identity=identity))
+        with _as_before():
+            return None if identity is None else call(Worker(identity=identity))
 
     def plan(self, spec: LaunchSpec) -> LaunchPlan:
         """There is one job: this process's."""
@@ -110,8 +121,9 @@ class JoinedLauncher:
 
         dynamo.install()
         job = plan.jobs[0]
-        torch.set_num_threads(job.threads)
         with contextlib.ExitStack() as undone:
+            undone.enter_context(_as_before())
+            torch.set_num_threads(job.threads)
             if plan.out is not None and job.identity.rank == 0:
                 self._take(plan.out, plan.record, job.identity, undone)
             undone.callback(let_gloo_rest)  # the script may end at once
