@@ -20,6 +20,7 @@ from paceline.task import Task
 from paceline.training.options import PRECISIONS
 from paceline.training.script import importing
 from paceline.training.spec import TrainSpec
+from paceline.training.task_folder import beside
 
 LARGEST = 2**63 - 1
 _DECLARED: Mapping[str, type] = {"early_stopping": EarlyStopping, "keep_best": Best, "average": Average}
@@ -78,9 +79,15 @@ def check_task(task: Task) -> None:
 def _from_file(path: Path) -> ModuleType:
     if not path.is_file():
         raise InputError(f"there is no file {path}. Give the path of a Python file: path.py:Class.")
+    with beside(path.resolve().parent):
+        module = _read(path)
+    sys.modules[path.stem] = module
+    return module
+
+
+def _read(path: Path) -> ModuleType:
+    """Return the module of a file, which is read once as long as it stays what it is."""
     name = path.stem
-    # Beside the script, as `python path.py` would have it; also a second time, for what the task imports only in its methods.
-    _look_first_in(path.resolve().parent)
     # A process may make its task twice, and what a module registers with torch it can register only once.
     there, state = sys.modules.get(name), _state_of(path)
     if there is not None and getattr(there, _READ, None) == state:
@@ -114,7 +121,8 @@ def _from_package(name: str) -> ModuleType:
     if not name or name.startswith("."):  # to Python it is relative, to nothing
         raise InputError(f"{name!r} is no name of a module. Give path.py:Class or package.module:Class.")
     # The folder one is in, as `python -m name` would have it.
-    _look_first_in(Path.cwd())
+    if sys.path[:1] != [str(Path.cwd())]:
+        sys.path.insert(0, str(Path.cwd()))
     try:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:

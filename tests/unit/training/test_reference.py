@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+import pickle
 import re
 import sys
 from collections.abc import Iterator
@@ -148,3 +150,34 @@ def test_an_attribute_of_another_kind_is_refused(name: str, value: Any, words: s
     setattr(task, name, value)
     with pytest.raises(InputError, match=re.escape(words)):
         check_task(task)
+
+
+def folder_with(folder: Path, act: str) -> str:
+    """A task's file with a module beside it, of names that other folders have too."""
+    folder.mkdir()
+    (folder / "user_task_parts.py").write_text(f"ACT = '{act}'\nLATE = '{act}'\n")
+    text = ONE.replace("self.lr", "self.act = ACT\n        self.lr")
+    text += "    def late(self):\n        from user_task_parts import LATE\n        return LATE\n"
+    return written(folder, "from user_task_parts import ACT\n" + text)
+
+
+def test_each_of_two_files_has_its_own_neighbours(tmp_path: Path) -> None:
+    one, other = folder_with(tmp_path / "one", "relu"), folder_with(tmp_path / "other", "tanh")
+    before = list(sys.path)
+    first: Any = load_task(one, {})
+    for path, act in ((other, "tanh"), (one, "relu"), (other, "tanh")):
+        task: Any = load_task(path, {})
+        assert (task.act, task.late()) == (act, act)
+        assert sys.path == [str(Path(path).parent), *before]
+        assert type(pickle.loads(pickle.dumps(task))) is type(task)  # noqa: S301  (its own)
+    again: Any = load_task(one, {})
+    assert type(again) is type(first), "the file was read twice"
+
+
+def test_a_neighbour_of_the_script_stays_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "user_task_parts.py").write_text("ACT = 'the script'\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    own: Any = importlib.import_module("user_task_parts")
+    task: Any = load_task(folder_with(tmp_path / "one", "relu"), {})
+    assert task.act == "relu"
+    assert sys.modules["user_task_parts"] is own
