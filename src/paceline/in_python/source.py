@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from paceline.errors import InputError
 from paceline.tasks.names import resolve
-from paceline.training import by_value
+from paceline.training import by_value, launcher_values
 from paceline.training.by_value import Payload
+from paceline.training.launcher_values import LauncherValues
 from paceline.training.script import MAIN, script
 
 if TYPE_CHECKING:
@@ -33,6 +34,8 @@ class Source:
     shipped: Payload | None = None
     in_script: bool = False
     """Whether workers import the script that was started, to find it."""
+    launcher: LauncherValues = field(default_factory=LauncherValues, repr=False)
+    """What this process has by name, where they import the task anew."""
 
 
 def source_of(task: Any) -> Source:
@@ -54,9 +57,10 @@ def source_of(task: Any) -> Source:
         raise InputError(
             f"{name} is defined inside a function of a file, where workers cannot find it. Define it at the top of the file."
         )
+    values, here = launcher_values.of_task(task), path is not None
     if task is kind and not sent and kind.__qualname__ == name:
-        return Source(f"{path or module}:{name}", name, in_script=path is not None)
-    return Source("", name, by_value.packed(task, name), in_script=path is not None)
+        return Source(f"{path or module}:{name}", name, in_script=here, launcher=values)
+    return Source("", name, by_value.packed(task, name), in_script=here, launcher=values)
 
 
 def texts_of(settings: Mapping[str, Any] | None, task: Any) -> dict[str, str]:

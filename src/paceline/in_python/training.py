@@ -126,7 +126,9 @@ class _Training:
             self.options, notes = options_over(said, before, out)
             run_folder.check_resumed(self.options)
             shipped = self.source.shipped
-            self.spec = spec_over(self.source.reference, self.source.name, said, before, shipped)
+            self.spec = spec_over(
+                self.source.reference, self.source.name, said, before, shipped, self.source.launcher
+            )
         except BaseException:
             self._drop()
             raise

@@ -56,6 +56,7 @@ def verify(
             task=source.reference,
             name=source.name,
             shipped=source.shipped,
+            launcher=source.launcher,
             strategies=several(strategy) if isinstance(strategy, str) else tuple(strategy),
             workers=tuple(workers) if isinstance(workers, Iterable) else (workers,),
             threads=threads,

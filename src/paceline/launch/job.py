@@ -19,8 +19,9 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from paceline.errors import InputError
 from paceline.launch.workers.program import become
-from paceline.training import by_value, folder
+from paceline.training import by_value, folder, launcher_values
 from paceline.training.by_value import FAILS, Payload
+from paceline.training.launcher_values import LauncherValues
 from paceline.training.script import MAIN, MAIN_ALIAS, execute, import_script, script
 from paceline.world.env import Identity
 
@@ -73,6 +74,8 @@ class FunctionCall:
     """(bound, args, kwargs), opened after the user's module is imported; what is bound comes before the run."""
     options: Mapping[str, Any]
     """Keyword arguments of `RunOptions`."""
+    launcher: LauncherValues = field(default_factory=LauncherValues, repr=False)
+    """What the launching process has by name, where workers import the function anew."""
 
     def __call__(self, worker: Worker) -> Any:
         """Import the function, make the `Run`, and call it."""
@@ -103,6 +106,7 @@ class FunctionCall:
                 f"{where} has no {self.name} above its first call of paceline.launch, and a worker reads it only that far. "
                 "Define the function above that call."
             )
+        self.launcher.check()
         return value  # type: ignore[no-any-return]
 
 
@@ -114,16 +118,25 @@ def function_call(
 ) -> FunctionCall:
     """Describe a call so that another process can make it; a text names a function as `module:name`."""
     bound: tuple[Any, ...] = ()
+    values = LauncherValues()
     if isinstance(function, str):
         module, _, name = function.partition(":")
         main_path = None
     else:
         function, bound, kwargs = _unbound(function, kwargs)
+        values = launcher_values.of_function(function, *bound, *args, *kwargs.values())
         if _has_no_file(function):
-            return _by_value(function, bound, args, kwargs, options)
+            return _by_value(function, bound, args, kwargs, options, values)
         module, name, main_path = _address(function)
     payload = _packed(name, bound, args, kwargs)
-    return FunctionCall(module=module, name=name, main_path=main_path, payload=payload, options=dict(options))
+    return FunctionCall(
+        module=module,
+        name=name,
+        main_path=main_path,
+        payload=payload,
+        options=dict(options),
+        launcher=values,
+    )
 
 
 def call_sent(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -142,13 +155,19 @@ def _by_value(
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
     options: Mapping[str, Any],
+    values: LauncherValues,
 ) -> FunctionCall:
     """Describe a call of a function that goes with its code."""
     name = function.__qualname__
     _ = by_value.packed(function, name)  # which says what in it cannot be sent
     payload = _packed(name, (function, *bound), args, kwargs)
     return FunctionCall(
-        module=__name__, name=call_sent.__name__, main_path=None, payload=payload, options=dict(options)
+        module=__name__,
+        name=call_sent.__name__,
+        main_path=None,
+        payload=payload,
+        options=dict(options),
+        launcher=values,
     )
 
 

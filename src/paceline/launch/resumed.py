@@ -13,6 +13,7 @@ from paceline.errors import InputError
 from paceline.option_fields import flag, known_options
 from paceline.strategies.tuning import Tuning, check_use, serves
 from paceline.training.by_value import Payload
+from paceline.training.launcher_values import LauncherValues
 from paceline.training.options import RunOptions
 from paceline.training.spec import OVERRIDES, TrainSpec
 from paceline.world import env
@@ -83,6 +84,7 @@ def spec_over(
     said: Mapping[str, Any],
     before: Mapping[str, Any],
     shipped: Payload | None = None,
+    launcher: LauncherValues | None = None,
 ) -> TrainSpec:
     """Return what a training is asked to do: what was `said`, over the spec of the run `before`, which may be empty."""
     plain = {key: said.get(key, before.get(key)) for key in known_options(TrainSpec)}
@@ -94,6 +96,7 @@ def spec_over(
         settings={**before.get("settings", {}), **said.get("settings", {})},
         overrides=overrides_over(said, before),
         shipped=shipped,
+        launcher=launcher or LauncherValues(),
         **plain,
     )
 

@@ -124,7 +124,7 @@ def _parts(value: Any) -> Iterator[tuple[str, Any]]:
     """Yield what a value is made of, by name."""
     value = getattr(value, "__func__", value)
     if isinstance(value, FunctionType):
-        names = _names(value.__code__)
+        names = names_in(value.__code__)
         yield from ((name, one) for name, one in value.__globals__.items() if name in names)
         for name, cell in zip(value.__code__.co_freevars, value.__closure__ or (), strict=True):
             yield name, cell.cell_contents
@@ -136,10 +136,10 @@ def _parts(value: Any) -> Iterator[tuple[str, Any]]:
         yield from ((name, one) for name, one in getattr(value, "__dict__", {}).items() if name != "__dict__")
 
 
-def _names(code: CodeType) -> set[str]:
+def names_in(code: CodeType) -> set[str]:
     """Return the names that code looks up, functions inside of it included."""
     inner = (one for one in code.co_consts if isinstance(one, CodeType))
-    return set(code.co_names).union(*map(_names, inner))
+    return set(code.co_names).union(*map(names_in, inner))
 
 
 @cache

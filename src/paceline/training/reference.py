@@ -17,6 +17,7 @@ from paceline import ranges
 from paceline.declared import Average, Best, EarlyStopping
 from paceline.errors import InputError, UnknownNameError
 from paceline.task import Task
+from paceline.training.launcher_values import LauncherValues
 from paceline.training.options import PRECISIONS
 from paceline.training.script import importing
 from paceline.training.spec import TrainSpec
@@ -27,11 +28,13 @@ _DECLARED: Mapping[str, type] = {"early_stopping": EarlyStopping, "keep_best": B
 _METHODS = tuple(name for name, value in vars(Task).items() if inspect.isfunction(value) and name[0] != "_")
 
 
-def load_task(reference: str, settings: Mapping[str, str]) -> Task:
-    """Make the task; `settings` are its constructor's arguments as text."""
+def load_task(reference: str, settings: Mapping[str, str], launcher: LauncherValues | None = None) -> Task:
+    """Make the task; `settings` are its constructor's arguments as text; `launcher` is what the launching process has."""
     place, _, name = reference.rpartition(":") if ":" in reference else (reference, "", "")
     module = _from_file(Path(place)) if place.endswith(".py") else _from_package(place)
     kind = _choose(module, name, place)
+    if launcher is not None:
+        launcher.check(module)
     task = kind(**arguments(kind, settings))
     check_task(task)
     return task
@@ -44,8 +47,9 @@ _opened: dict[bytes, type[Task]] = {}
 def make_task(spec: TrainSpec) -> Task:
     """Make the task of a training, from where it is found or from what was sent."""
     if spec.shipped is None:
-        return load_task(spec.task, spec.settings)
+        return load_task(spec.task, spec.settings, spec.launcher)
     found = _opened.get(spec.shipped.content) or spec.shipped.open()
+    spec.launcher.check()
     if isinstance(found, type):
         _opened[spec.shipped.content] = found
     task: Task = found if isinstance(found, Task) else found(**arguments(found, spec.settings))

@@ -11,10 +11,13 @@ from paceline.errors import InputError
 from paceline.option_fields import NOT_COMPARED, Options, flag, option
 from paceline.ranges import CLIP, COUNT, STEPS, TASK, Range
 from paceline.training.by_value import Payload
+from paceline.training.launcher_values import LauncherValues
 from paceline.training.options import Every
 
 OVERRIDES = ("seed", "precision", "micro_batch", "num_workers", "find_unused_parameters")
 """What a task has an opinion on and the command line may say otherwise."""
+
+_NOT_KEPT = ("shipped", "launcher")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,6 +58,8 @@ class TrainSpec(Options):
     overrides: Mapping[str, Any] = field(default_factory=dict)
     shipped: Payload | None = field(default=None, repr=False)
     """The Task itself, a class or an instance, where `task` is empty: it lies in no file, or has a state of its own."""
+    launcher: LauncherValues = field(default_factory=LauncherValues, repr=False)
+    """What the launching process has by name, where workers import the task anew."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -68,4 +73,4 @@ class TrainSpec(Options):
 
     def record(self) -> dict[str, Any]:
         """Return what a run folder keeps of it: plain values, and no code."""
-        return {one.name: getattr(self, one.name) for one in fields(self) if one.name != "shipped"}
+        return {one.name: getattr(self, one.name) for one in fields(self) if one.name not in _NOT_KEPT}

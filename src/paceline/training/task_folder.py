@@ -70,6 +70,14 @@ def _own_modules() -> Mapping[str, tuple[ModuleType, str]]:
     return {name: (module, own[top]) for name, module in loaded if (top := name.partition(".")[0]) in own}
 
 
+def is_own(module: ModuleType | None) -> bool:
+    """Return whether a module is the user's: it lies in a file, and in no library."""
+    if module is None or getattr(module, "__name__", "paceline").partition(".")[0] == "paceline":
+        return False
+    home = _home(module)
+    return bool(home) and not home.startswith(_libraries())
+
+
 def _home(module: ModuleType) -> str:
     """Return the folder that is searched for a module to be found; empty for what lies in none."""
     found = getattr(module, "__file__", None)

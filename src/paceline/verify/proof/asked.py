@@ -9,6 +9,7 @@ from paceline.launch.resumed import said_for
 from paceline.option_fields import NOT_COMPARED, known_options, marked
 from paceline.strategies.tuning import Tuning
 from paceline.training.by_value import Payload
+from paceline.training.launcher_values import LauncherValues
 from paceline.training.options import RunOptions
 from paceline.training.spec import OVERRIDES, TrainSpec
 from paceline.verify.proof.request import VerifyRequest
@@ -20,7 +21,13 @@ WITHOUT_EFFECT = (*marked(RunOptions, NOT_COMPARED), *marked(TrainSpec, NOT_COMP
 
 
 def request_of(
-    said: Mapping[str, Any], *, task: str, name: str, shipped: Payload | None = None, **own: Any
+    said: Mapping[str, Any],
+    *,
+    task: str,
+    name: str,
+    shipped: Payload | None = None,
+    launcher: LauncherValues | None = None,
+    **own: Any,
 ) -> VerifyRequest:
     """Return what is to be verified of a task: the options of a run that were `said`, beside those of verify's `own`."""
     left = (*WITHOUT_EFFECT, *OVERRIDES, "strategy", "workers", "resume")
@@ -34,6 +41,7 @@ def request_of(
             steps=said.get("steps", STEPS),
             overrides={one: said[one] for one in OVERRIDES if one in said},
             shipped=shipped,
+            launcher=launcher or LauncherValues(),
             **{one: said[one] for one in ("horizon", "batch_size", "max_grad_norm") if one in said},
         ),
         epochs=said.get("epochs"),
