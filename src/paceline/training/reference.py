@@ -107,11 +107,6 @@ def _read(path: Path) -> ModuleType:
     return module
 
 
-def _look_first_in(folder: Path) -> None:
-    if sys.path[:1] != [str(folder)]:
-        sys.path.insert(0, str(folder))
-
-
 _READ = "__paceline_read__"
 
 
