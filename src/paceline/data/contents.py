@@ -81,6 +81,15 @@ def compare(mine: str, theirs: str) -> Difference | None:
     return Difference(largest, here, there if here != there else f"{there} with others after it")
 
 
+def places_of(item: Any) -> dict[str, tuple[str, int, str]]:
+    """Return for each place in an item that can be compared its hash, its size in bytes and how it begins."""
+    found = {}
+    for place, value in islice(_places(item, "item"), PLACES):
+        one, size, shown = _hashed(value)
+        found[place] = one.hex(), size, shown
+    return found
+
+
 def _places(value: Any, place: str) -> Iterator[tuple[str, Any]]:
     """Yield what can be hashed in an item, and where it is."""
     if isinstance(value, Mapping):

@@ -9,8 +9,9 @@ import torch
 
 from paceline.data.device import pinned
 from paceline.data.epochs import epoch_setters
+from paceline.data.glance import Glance
 from paceline.data.loaders import TakenOver, check_dataset
-from paceline.data.loading import LoadingOptions, WorkerInit
+from paceline.data.loading import LoadingOptions, StreamProcess, WorkerInit
 from paceline.data.map_style import LoadedMapStyle, MapStyle, Schedule
 from paceline.data.ordered import OrderedSchedule
 from paceline.data.orders import Order
@@ -87,6 +88,9 @@ class ShardedLoader:
         self._dataset, self._taken_over = dataset, taken_over
         self._length: int | None = None
         """How many samples a map-style data set has, in every epoch."""
+        self._glance: Glance | None = None
+        """What looks at a few samples of one; in a loading process, where it is read in some: it may open files on first use."""
+        self._glances_in: StreamProcess | None = None
         self._running: Generator[StepData] | None = None
         self._source: _Source
         self._compared: Stream | OrderedSchedule | PartsStream | None = None
@@ -122,6 +126,11 @@ class ShardedLoader:
             options = LoadingOptions(
                 dataset, num_workers, worker_init_fn, prefetch, self._pin, persistent_workers
             )
+            self._glance = Glance(dataset, seed)
+            if num_workers:
+                self._glances_in = StreamProcess(
+                    LoadingOptions(dataset, 1, worker_init_fn, prefetch, pin_memory=False)
+                )
             schedule = self._schedule_of(dataset, reader, cut, order, shuffle)
             self._source = (
                 LoadedMapStyle(schedule, reader, options) if num_workers else MapStyle(schedule, reader)
@@ -220,6 +229,25 @@ class ShardedLoader:
             )
         if self._taken_over is not None:
             self._taken_over.check()
+
+    def glances(self, epoch: int, times: int = 1) -> tuple[int, list[str]] | None:
+        """Return the length of a map-style data set, and what a few of its samples hold, read some times; None of a stream.
+
+        No generator of the process is moved by it.
+        """
+        if self._glance is None or self._length is None:
+            return None
+        glance, length = self._glance, self._length
+
+        def read() -> Iterator[str]:
+            return (glance.contents(epoch, length) for _ in range(times))
+
+        if self._glances_in is None:
+            return length, list(read())
+        try:
+            return length, list(self._glances_in.load(read))
+        finally:
+            self._glances_in.close()
 
     def beginning_of(self, epoch: int) -> str | None:
         """Return what a stream's epoch begins with, read once more; the reading that it ends is to be begun again."""

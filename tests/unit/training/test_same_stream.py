@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.utils.data import TensorDataset
 
 from paceline.data import ShardedLoader
 from paceline.errors import InputError
@@ -125,8 +126,119 @@ def test_a_group_that_has_formed_anew_compares_again() -> None:
         sizes(loader_of(Items(range(7, 47))), worlds[1], 0, 2)
 
 
-def test_nothing_is_looked_at_without_others_or_in_a_data_set_that_has_numbers() -> None:
+def test_nothing_is_looked_at_without_others() -> None:
     alone = loader_of(Items(range(8)))
     assert [data.contents for data in read_alike(alone, group(1)[0], TRAINING, 0)] == [None, None]
-    for world, numbers in zip(group(2), (range(8), range(8, 16)), strict=True):
-        assert sizes(loader_of(list(numbers)), world) == [4, 4]
+    data = Numbered(range(8))
+    assert sizes(loader_of(data), group(1)[0]) == [4, 4]
+    assert sorted(data.read) == list(range(8))
+
+
+class Numbered:
+    """A data set whose samples have numbers."""
+
+    def __init__(self, numbers: Any, make: Callable[[int], Any] = float) -> None:
+        self.numbers, self.make, self.read = numbers, make, list[int]()
+
+    def __len__(self) -> int:
+        return len(self.numbers)
+
+    def __getitem__(self, sample: int) -> Any:
+        self.read.append(sample)
+        return self.make(self.numbers[sample])
+
+
+def numbered(dataset: Any, num_workers: int = 0) -> ShardedLoader:
+    return ShardedLoader(
+        dataset, batch_size=4, shards=1, seed=0, owned=range(1), num_workers=num_workers, shuffle=False
+    )
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+@pytest.mark.parametrize("which", [TRAINING, EVALUATION])
+def test_a_data_set_in_another_order_is_refused(which: str, num_workers: int) -> None:
+    worlds = group(2)
+    loaders = [numbered(Numbered(range(8)[::step]), num_workers) for step in (1, -1)]
+    said = (
+        rf"the {which} data gives other samples on rank 1 than on rank 0: sample 0 is 7.0 here and 0.0 there"
+    )
+    try:
+        assert sizes(loaders[0], worlds[0], which=which) == [4, 4]
+        with pytest.raises(InputError, match=said) as refused:
+            sizes(loaders[1], worlds[1], which=which)
+        assert "PYTHONHASHSEED" in str(refused.value)
+    finally:
+        for loader in loaders:
+            loader.close()
+
+
+def test_data_sets_of_other_lengths_and_tensors_are_refused() -> None:
+    for first, second, said in (
+        (
+            TensorDataset(torch.zeros(8, 2)),
+            TensorDataset(torch.zeros(9, 2)),
+            "9 samples on rank 1 and 8 on rank 0",
+        ),
+        (
+            TensorDataset(torch.zeros(8, 2)),
+            TensorDataset(torch.ones(8, 2)),
+            r"\[1, 1\] here and \[0, 0\] there",
+        ),
+    ):
+        worlds = group(2)
+        sizes(numbered(first), worlds[0])
+        with pytest.raises(InputError, match=said):
+            sizes(numbered(second), worlds[1])
+
+
+def test_labels_that_differ_beside_equal_pictures_are_refused() -> None:
+    def made(flip: int) -> Callable[[int], Any]:
+        return lambda number: (torch.arange(900) + number, (number % 2) ^ flip)
+
+    worlds = group(2)
+    sizes(numbered(Numbered(range(9), made(0))), worlds[0])
+    with pytest.raises(InputError, match=r"sample 0 is 1 here and 0 there \(item\[1\]\)"):
+        sizes(numbered(Numbered(range(9), made(1))), worlds[1])
+
+
+def test_a_data_set_is_looked_at_once_by_a_group_and_moves_no_generator() -> None:
+    worlds = group(2)
+    sets = [Numbered(range(9), lambda number: number + torch.rand(3)) for _ in worlds]
+    before = torch.get_rng_state()
+    for data, world in zip(sets, worlds, strict=True):
+        loader = numbered(data)
+        for epoch in range(3):
+            assert sizes(loader, world, epoch) == [4, 4, 1]
+    assert torch.equal(torch.get_rng_state(), before)
+    assert sets[0].read[:4] == [0, 2, 5, 8]
+    assert sets[0].read == sets[1].read
+
+
+def test_samples_that_differ_from_themselves_or_by_machine_alone_or_cannot_be_read_are_left_alone() -> None:
+    generator = torch.Generator().manual_seed(5)
+
+    def flipped(number: int) -> Any:
+        return torch.full((4,), float(number)) * (1 if torch.rand(1, generator=generator) < 0.9 else -1)
+
+    def on(rank: int) -> Callable[[int], Any]:
+        return lambda number: (torch.full((4,), float(number)), f"machine {rank}")
+
+    def absent(number: int) -> Any:
+        if number in (0, 5):
+            raise OSError(number)
+        return number
+
+    for made in (lambda _: flipped, on):
+        worlds = group(2)
+        for rank, world in enumerate(worlds):
+            assert sizes(numbered(Numbered(range(9), made(rank))), world) == [4, 4, 1]
+    for world in group(2):
+        loader = ShardedLoader(
+            Numbered(range(9), absent),
+            batch_size=4,
+            shards=1,
+            seed=0,
+            owned=range(1),
+            order=lambda _seed, _epoch: [1, 2, 3, 4],
+        )
+        assert sizes(loader, world) == [4]

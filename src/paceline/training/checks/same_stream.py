@@ -1,9 +1,10 @@
-"""Whether all workers read the same stream: one that splits itself by rank would lose the items that paceline deals elsewhere.
+"""Whether all workers read the same data: a stream that splits itself by rank would lose the items that paceline deals elsewhere.
 
 Every worker reads the whole stream, so they compare what they read at the same place of it: items of the first step of a
 reading and of the steps 1, 2, 4, 8 and so on of its epoch, and how many there were. That is done in the readings 1, 2, 4, 8 and
 so on of a data set by a group. No worker waits for another: the first that comes to a place leaves word of what it has read
-there, and the others compare.
+there, and the others compare. Of a data set whose samples have numbers each worker reads its own, so a few of them are read
+on all workers beside that, in the first reading by a group.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from torch.distributed import DistError
 
 from paceline.data import ShardedLoader, StepData
 from paceline.data.contents import ORDER, PARTS, compare
+from paceline.data.glance import AGAIN, parted
 from paceline.errors import InputError
 from paceline.world import World
 from paceline.world.base import Comm
@@ -46,6 +48,12 @@ _PURE = (
 )
 
 
+_SAME = (
+    "Every worker must make the same data set: no set that is gone through and no os.listdir that is not sorted (each process of "
+    "torchrun has its own PYTHONHASHSEED), no generator without a seed, no get_rank(): paceline deals the samples out."
+)
+
+
 _groups: WeakKeyDictionary[Comm, _Readings] = WeakKeyDictionary()
 
 
@@ -57,10 +65,36 @@ def read_alike(
     A training stream with states gives them with its steps, and goes on from the `state` of `start_step` where it is known.
     """
     times = loader.repeats if which == TRAINING else 1  # one of the loop's own is evaluated batch by batch
+    if loader.readings == 0 and world.size > 1:
+        _compare_samples(loader, world, which, epoch)
     options = {"times": times, "beginning": start_step > 0, "states": which == TRAINING, "state": state}
     if loader.order is not None or world.size == 1 or (loader.readings + 1).bit_count() > 1:
         return loader.epoch(epoch, start_step, **options)
     return _Comparison(loader, world, which, epoch).read(start_step, options)
+
+
+def _compare_samples(loader: ShardedLoader, world: World, which: str, epoch: int) -> None:
+    """Raise where this worker's map-style data set is another than that of the worker that came here first."""
+    found = loader.glances(epoch)
+    if found is None:
+        return
+    length, (mine,) = found
+    rank, word = _Comparison(loader, world, which, epoch).first_of_all(f"{length} {mine}")
+    said, _, theirs = word.partition(" ")
+    if said != str(length):
+        raise InputError(
+            f"the {which} data has {length} samples on rank {world.rank} and {said} on rank {rank}. {_SAME}"
+        )
+    if theirs == mine or parted(mine, theirs, []) is None:
+        return
+    again = loader.glances(epoch, AGAIN)
+    difference = None if again is None else parted(mine, theirs, again[1])
+    if difference is not None:
+        sample, seen = difference
+        raise InputError(
+            f"the {which} data gives other samples on rank {world.rank} than on rank {rank}: sample {sample} is "
+            f"{seen.here} here and {seen.there} there ({seen.place}). {_SAME}"
+        )
 
 
 class _Comparison:
@@ -89,6 +123,11 @@ class _Comparison:
             yield data
         if not ended:
             self._compare_ends(items)
+
+    def first_of_all(self, mine: str) -> tuple[int, str]:
+        """Return what the first worker that came here said of its data set, and which it is."""
+        self._begin()
+        return self._first("samples", mine)
 
     def _begin(self) -> None:
         group = self._group

@@ -1,0 +1,98 @@
+"""A few samples of a map-style data set, in a form that workers can compare: each reads only its own, so none sees another's.
+
+What a data set gives in another form at each reading, from a generator of its own, says nothing of what it holds; so a
+difference counts where the sample, read several times on one worker, stays the same.
+"""
+
+from __future__ import annotations
+
+import json
+from contextlib import nullcontext
+from typing import Any
+
+from torch.utils.data import TensorDataset
+
+from paceline.data.contents import Difference, places_of
+from paceline.data.epochs import epoch_setters, tell_epoch
+from paceline.data.generators import GeneratorsAside, seed_generators
+from paceline.world.seeds import derive
+
+SAMPLES = 4
+"""How many are looked at: the first, the last and two between them."""
+AGAIN = 8
+"""How often those that differ are read once more: what is drawn rarely is hardly ever missed so often."""
+
+
+class Glance:
+    """Looks at a few samples of a data set."""
+
+    def __init__(self, dataset: Any, seed: int) -> None:
+        self._dataset, self._seed = dataset, seed
+        self._draws = type(dataset) is not TensorDataset
+        """Whether its samples may be drawn, or be fetched in a way of its own."""
+        self._fetches_many = callable(getattr(dataset, "__getitems__", None))
+
+    def contents(self, epoch: int, samples: int) -> str:
+        """Return what the data set of so many samples gives for a few of them, drawing what they draw when they are trained."""
+        if setters := epoch_setters(self._dataset):
+            tell_epoch(setters, epoch)
+        chosen = sorted({(samples - 1) * one // (SAMPLES - 1) for one in range(SAMPLES)})
+        with GeneratorsAside() if self._draws else nullcontext():
+            return json.dumps({str(one): self._places(epoch, one) for one in chosen})
+
+    def _places(self, epoch: int, sample: int) -> dict[str, tuple[str, int, str]]:
+        try:
+            if self._draws:
+                seed_generators(derive(self._seed, "sample", epoch, sample))
+            many = self._fetches_many and self._draws
+            return places_of(self._dataset.__getitems__([sample])[0] if many else self._dataset[sample])
+        except Exception:  # noqa: BLE001 - an order may leave this sample out; else it is read, and named, in its turn
+            return {}
+
+
+def parted(mine: str, theirs: str, again: list[str]) -> tuple[int, Difference] | None:
+    """Return the first sample that two workers have read differently, and its largest place in which they did.
+
+    Left alone is what this worker itself has read differently `again`, and what is the same in all samples of a worker and
+    differs between the two, where it is smaller than what they have in common: the name of a machine, the number of a process.
+    """
+    here, there = json.loads(mine), json.loads(theirs)
+    readings = [json.loads(one) for one in again]
+    steady = {
+        place
+        for found in here.values()
+        for place in found
+        if all(_hash(one, name, place) == _hash(here, name, place) for one in readings for name in here)
+    }
+    differing: dict[str, dict[str, int]] = {}
+    common = 0
+    for sample in here:
+        # One that could not be read, or looked into, on one of them tells nothing.
+        for place in steady & here[sample].keys() if there.get(sample) else ():
+            size = here[sample][place][1]
+            if _hash(here, sample, place) == _hash(there, sample, place):
+                common += size
+            else:
+                differing.setdefault(sample, {})[place] = size
+    places = {place for found in differing.values() for place in found}
+    idle = {place for place in places if not (_varies(here, place) or _varies(there, place))}
+    if sum(size for found in differing.values() for place, size in found.items() if place in idle) < common:
+        places -= idle
+    for sample, found in differing.items():
+        counted = [place for place in found if place in places]
+        if counted:
+            place = max(counted, key=found.__getitem__)
+            other = there[sample].get(place)
+            return int(sample), Difference(
+                place, here[sample][place][2], "nothing" if other is None else other[2]
+            )
+    return None
+
+
+def _hash(contents: dict[str, Any], sample: str, place: str) -> str | None:
+    found = contents.get(sample, {}).get(place)
+    return None if found is None else found[0]
+
+
+def _varies(contents: dict[str, Any], place: str) -> bool:
+    return len({_hash(contents, sample, place) for sample in contents}) > 1
