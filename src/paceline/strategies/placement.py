@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Protocol
 
+import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
@@ -31,9 +32,13 @@ from paceline.strategies.buffers.unsaved import moved_unsaved, note_unsaved, put
 from paceline.strategies.guards.partial_update import Scope
 from paceline.strategies.guards.places import AnyPlace, refuse_made_later
 from paceline.strategies.guards.trained import HasParameters, check_equal, check_held
+from paceline.strategies.guards.writes import checksum
 from paceline.strategies.result import StepResult
 from paceline.strategies.step_state import StepState
 from paceline.world import World
+
+_COMPARED = 1 << 20
+"""How many numbers of a tensor are compared where a run begins."""
 
 
 class Optimize(Protocol):
@@ -227,3 +232,26 @@ def spread_weights(held: nn.Module | Iterable[Tensor], world: World, source: int
     tensors = (*held.parameters(), *held.buffers()) if isinstance(held, nn.Module) else held
     for tensor in tensors:
         tensor.data.copy_(world.comm.broadcast(tensor.data.to(world.device), source))
+
+
+def sum_of_start(value: Tensor) -> int:
+    """Return a number that tells the values apart which a tensor begins with; of a large one those of some spread over it."""
+    if value.numel() > _COMPARED:
+        value = value.detach().reshape(-1)[:: -(-value.numel() // _COMPARED)]
+    return checksum(value)
+
+
+def check_same_start(sums: Mapping[str, int], world: World) -> None:
+    """Raise on all workers where a model begins with other values on one of them; for who keeps a part of what it has made."""
+    if world.size == 1 or not sums:
+        return
+    names = sorted(sums)
+    rows = world.comm.all_gather(torch.tensor([sums[name] for name in names]).to(world.device))
+    for rank, row in enumerate(rows):
+        if not torch.equal(row, rows[0]):
+            name = names[int((row != rows[0]).nonzero()[0])]
+            raise InputError(
+                f"{name} begins with other values on rank {rank} than on rank 0, and each worker keeps a part of the model that "
+                "it has made: the model draws from a generator without a seed (np.random.default_rng()), or reads its rank. Give "
+                "the generator a seed; torch, numpy and random have the run's on all workers."
+            )

@@ -25,6 +25,7 @@ from paceline.strategies.replica import Replica
 from paceline.strategies.structure import Structure
 from paceline.task import Task
 from paceline.training import resuming
+from paceline.training.checks.same_model import made_alike
 from paceline.training.core import EngineCore
 from paceline.training.frozen import KEY as FROZEN
 from paceline.training.frozen import freeze_as
@@ -107,7 +108,8 @@ class Preparation:
         joins = state.waits_to_join
         # What needs the others is done when there are any.
         inputs = replace(inputs, sync_batchnorm=inputs.sync_batchnorm and not joins)
-        replica = state.replica_or_none = state.strategy.prepare(inputs, state.world)
+        alike = made_alike(inputs, state.world)
+        replica = state.replica_or_none = state.strategy.prepare(alike, state.world)
         self.core.loop.guard.watch(replica)
         state.parameters = self.core.sharded.survey(replica, state.world)
         for text in getattr(replica, "notes", ()):
@@ -129,7 +131,8 @@ class Preparation:
         inputs = carried_inputs(self.inputs, before) if before is not None else self.inputs
         state.strategy = strategies.load(state.options.choice.strategy(state.world.mesh))
         with seeds.preserved():  # the loop may draw on behind run.evaluate, in which the group broke
-            replica = state.strategy.prepare(inputs, state.world)
+            alike = made_alike(inputs, state.world, formed_anew=True)
+            replica = state.strategy.prepare(alike, state.world)
         if self._handle is not None:
             self._handle.adopt(replica)
         return replica

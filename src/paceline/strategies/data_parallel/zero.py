@@ -61,12 +61,9 @@ class DealtPlacement(Placement):
     def adopt(self, optimizer: Optimizer) -> None:
         """Deal the optimizer's parameters out."""
         super().adopt(optimizer)
-        dealt = [
-            parameter
-            for group in optimizer.param_groups
-            for parameter in group["params"]
-            if parameter.requires_grad
-        ]
+        held = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+        # In the model's order, which is the same on all workers: that of a group may come from a set.
+        dealt = [one for one in self.model.parameters() if one.requires_grad and id(one) in held]
         sizes = [parameter.numel() * parameter.element_size() for parameter in dealt]
         owners = deal(sizes, self._world.size)
         self._others = [

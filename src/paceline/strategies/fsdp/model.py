@@ -24,7 +24,7 @@ from paceline.strategies.guards.overlaps import overlap_in
 from paceline.strategies.guards.refusals import refuse_hooks, refuse_references, refuse_sparse
 from paceline.strategies.memory.blocks import find_blocks
 from paceline.strategies.memory.meta_init import RecordedInit, record_init
-from paceline.strategies.placement import spread_weights
+from paceline.strategies.placement import check_same_start, spread_weights, sum_of_start
 from paceline.strategies.sharded import LocalPart, ShardedTensors
 from paceline.world import World
 
@@ -68,7 +68,7 @@ def make_sharded(inputs: StrategyInputs, data: World, place: World, listener: Li
     mesh = DeviceMesh.from_group(_group(place), data.device.type, mesh_dim_names=(f"fsdp-{data.generation}",))
     param_groups = shard_model(model, blocks, mesh, inputs.tuning, listener)
     if made is not None:
-        _fill(model, made, data.device, offload=inputs.tuning.offload)
+        _fill(model, made, data, offload=inputs.tuning.offload, compared=not inputs.weights_in_sync)
     for name, parameter in model.named_parameters():
         # What the user has noted there, for the optimizer's groups say; cutting and filling make other objects.
         vars(parameter).update(kept[name])
@@ -100,19 +100,25 @@ def _group(place: World) -> dist.ProcessGroup:
     return group
 
 
-def _fill(model: nn.Module, made: RecordedInit, device: torch.device, *, offload: bool) -> None:
-    """Allocate the rows, with the values that a plain construction would have given them."""
+def _fill(model: nn.Module, made: RecordedInit, data: World, *, offload: bool, compared: bool) -> None:
+    """Allocate the rows, with the values that a plain construction would have given them; `compared` with those of the others."""
+    device = data.device
+    sums: dict[str, int] = {}
     _give_memory(model, device, torch.device("cpu") if offload else device)
     parts = {name: LocalPart.of(parameter) for name, parameter in model.named_parameters()}
     buffers = dict(model.named_buffers())
 
     def keep(name: str, whole: Tensor) -> None:
         if name in parts:
+            if compared:
+                sums[name] = sum_of_start(whole)
             parts[name].rows.copy_(parts[name].bounds.of(whole))
         else:
             buffers[name].copy_(whole)
 
     made.fill(keep)
+    if compared:
+        check_same_start(sums, data)
 
 
 def _give_memory(model: nn.Module, device: torch.device, home: torch.device) -> None:

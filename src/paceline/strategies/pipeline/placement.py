@@ -30,7 +30,7 @@ from paceline.strategies.pipeline.share import make_stage
 from paceline.strategies.pipeline.stage import Stage
 from paceline.strategies.pipeline.stage_state import StageState
 from paceline.strategies.pipeline.stages import Chain, chain_of
-from paceline.strategies.placement import Optimize, Placement
+from paceline.strategies.placement import Optimize, Placement, check_same_start, sum_of_start
 from paceline.strategies.result import StepResult
 from paceline.world import World, all_gather_object
 
@@ -49,6 +49,8 @@ class StagePlacement(Placement):
         self._model = inputs.model
         refuse_sparse(self._model, "pp")
         refuse_overlaps(self._model, held=True)
+        if not inputs.weights_in_sync:
+            check_same_start({name: sum_of_start(one) for name, one in self._model.named_parameters()}, world)
         Buffers(self._model, inputs.buffer_rules, inputs.shards)  # checks the rules against the whole model
         self.scope = Scope.ROWS if self._rows_among.size > 1 else Scope.PARAMETERS
         self.trained = {name: one.dtype for name, one in self._model.named_parameters() if one.requires_grad}
