@@ -24,6 +24,10 @@ model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
 def average(values): return model(values).mean()
 total = torch.compile(average, backend=backend, dynamic=False)(torch.ones(2, 4))
 assert graphs.captured() == (1, []), graphs.captured()
+from torch._dynamo import config
+assert config.skip_nnmodule_hook_guards
+graphs.guard_hooks()
+assert not config.skip_nnmodule_hook_guards
 assert shown[0].grad_fn.name() == "MeanBackward0", shown
 names = [total.grad_fn.name(), *(node.name() for node, _ in total.grad_fn.next_functions if node is not None)]
 assert names.count("CompiledFunctionBackward") == 2, names
@@ -32,6 +36,7 @@ assert names.count("CompiledFunctionBackward") == 2, names
 
 @leans_on(
     "torch:_dynamo.config.recompile_limit",
+    "torch:_dynamo.config.skip_nnmodule_hook_guards",
     "torch:_dynamo.backends.distributed.DDPOptimizer",
     "torch:_dynamo.utils.counters",
     "torch:_functorch.config.donated_buffer",
