@@ -6,7 +6,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -172,7 +172,7 @@ def _start(
     words: str,
 ) -> Outcome:
     console.event(Note(text=words))
-    record = {**asdict(args[0]), "threads": request.threads}
+    record = {**args[0].record(), "threads": request.threads}
     return api.start(function, args, {}, options, threads=request.threads, console=console, record=record)
 
 
