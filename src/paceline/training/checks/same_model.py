@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any
+from weakref import WeakKeyDictionary
 
 from torch import nn
 from torch.distributed import DistError
@@ -22,6 +23,7 @@ from torch.optim import Optimizer
 from paceline.errors import InputError
 from paceline.strategies.base import StrategyInputs
 from paceline.world import World
+from paceline.world.base import Comm
 from paceline.world.words import leave_first
 
 _ORDER = (
@@ -29,6 +31,8 @@ _ORDER = (
     "each process (torchrun's have a PYTHONHASHSEED each), and get_rank() is another on each. Sort the names."
 )
 _Forms = list[list[Any]]
+_prepared: WeakKeyDictionary[Comm, int] = WeakKeyDictionary()
+"""How many models a group has prepared: one process may open several runs in it, one after the other."""
 
 
 def made_alike(inputs: StrategyInputs, world: World, *, formed_anew: bool = False) -> StrategyInputs:
@@ -40,10 +44,12 @@ def made_alike(inputs: StrategyInputs, world: World, *, formed_anew: bool = Fals
     if world.size == 1 or world.store is None:
         return inputs
     names: dict[int, str] = {}
+    nth = _prepared.get(world.comm, 0)
+    _prepared[world.comm] = nth + 1
 
     def look(model: nn.Module) -> nn.Module:
         names.update((id(one), name) for name, one in model.named_parameters())
-        _compare_models(_forms(model), world, names_alone=formed_anew)
+        _compare_models(_forms(model), world, nth, names_alone=formed_anew)
         return model
 
     def look_at_groups(model: nn.Module) -> Optimizer:
@@ -51,7 +57,7 @@ def made_alike(inputs: StrategyInputs, world: World, *, formed_anew: bool = Fals
         if isinstance(made, Optimizer) and not formed_anew:
             # One that was made over the user's model holds its parameters, whatever they were replaced by.
             known = names | {id(one): name for name, one in model.named_parameters()}
-            _compare_groups(_groups(made, known), world)
+            _compare_groups(_groups(made, known), world, nth)
         return made
 
     if inputs.carries_on and inputs.previous is not None:
@@ -84,8 +90,8 @@ def _groups(optimizer: Optimizer, names: dict[int, str]) -> _Forms:
     ]
 
 
-def _compare_models(mine: _Forms, world: World, *, names_alone: bool) -> None:
-    rank, theirs = _first(world, "model", mine)
+def _compare_models(mine: _Forms, world: World, nth: int, *, names_alone: bool) -> None:
+    rank, theirs = _first(world, f"model/{nth}", mine)
     here, there = mine, theirs
     if names_alone:
         both = {name for name, _ in mine} & {name for name, _ in theirs}
@@ -110,8 +116,8 @@ def _compare_models(mine: _Forms, world: World, *, names_alone: bool) -> None:
         )
 
 
-def _compare_groups(mine: _Forms, world: World) -> None:
-    rank, theirs = _first(world, "optimizer", mine)
+def _compare_groups(mine: _Forms, world: World, nth: int) -> None:
+    rank, theirs = _first(world, f"optimizer/{nth}", mine)
     if len(mine) != len(theirs):
         raise InputError(
             f"the optimizer has {len(mine)} groups on rank {world.rank} and {len(theirs)} on rank {rank}. {_ORDER}"
