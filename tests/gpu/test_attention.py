@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -143,11 +144,23 @@ def test_a_compiled_step_takes_the_kernels_where_they_fit(masked: bool) -> None:
 
 
 @pytest.mark.parametrize("precision", ["bf16", "fp16"])
-def test_any_number_of_workers_gives_the_bits_of_one(precision: str) -> None:
+def test_any_strategy_gives_the_bits_of_one_process(precision: str) -> None:
     how = {**HOW, "precision": precision}
     ((alone, _),) = launch(train, False, False, strategy="single", **how)
-    both = launch(train, False, False, strategy="ddp", workers=2, **how)
-    assert {bits for bits, _ in both} == {alone}
+    for strategy in ("ddp", "dp", "ps") if precision == "bf16" else ("ddp",):
+        told = launch(train, False, False, strategy=strategy, workers=2, **how)
+        assert {bits for bits, _ in told} == {alone}, strategy
+
+
+def test_passes_traced_in_another_precision_are_not_taken(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    how = {**HOW, "strategy": "single", "exact": "numeric"}
+    lower, other = (
+        {bits for bits, _ in launch(train, True, False, **{**how, "precision": one})} for one in ("bf16", "fp16")
+    )
+    assert lower != other
 
 
 @pytest.mark.parametrize("kept", ["none", "blocks", "selective"])

@@ -60,7 +60,7 @@ def enter_nccl(address: str) -> Any:
     identity = Identity(rank=0, size=1, local_rank=0, local_size=1)
     join._choose_interface(identity)
     patience = Patience(join.timedelta(seconds=60), join.timedelta(seconds=60))
-    return join._join_group(identity, RunStore(address), NCCL, patience, 0, Interruption())
+    return join._join_group(identity, RunStore(address), NCCL, patience, "0", Interruption())
 
 
 def alone_on_nccl(run: paceline.Run, address: str) -> dict[str, Any]:

@@ -30,5 +30,6 @@ def test_any_number_of_workers_gives_the_bits_of_one(precision: str, tmp_path: P
     alone = train(1, precision=precision)
     assert (alone.functions, alone.breaks) == (2, [])
     assert train(2, precision=precision).bits == alone.bits
+    assert train(1, precision=precision, strategy="single").bits == alone.bits
     train(2, steps=4, precision=precision, out=str(tmp_path), save_every=4)
     assert train(1, precision=precision, out=str(tmp_path), resume=True).bits == alone.bits

@@ -18,6 +18,7 @@ from torch._dynamo.utils import counters
 from torch._functorch import config as _functorch
 from torch._inductor import config as _inductor
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.torch_version import TorchVersion
 
 with warnings.catch_warnings():
     # torch's own modules use what torch calls deprecated.
@@ -26,6 +27,8 @@ with warnings.catch_warnings():
 
 Graph = fx.GraphModule
 Compiled = Callable[..., Any]
+_FORGETS_PRECISION = TorchVersion(torch.__version__) < "2.13"
+"""Whether torch's cache of traced passes takes those of bf16 for those of fp16: it knows that there is autocast, not to what."""
 
 
 def allow_graphs(count: int) -> None:
@@ -63,7 +66,7 @@ def compile_graph(
     )
     traced: dict[str, Any] = {
         "donated_buffer": _functorch.donated_buffer and passes_once,
-        "enable_autograd_cache": _functorch.enable_autograd_cache and cached,
+        "enable_autograd_cache": _functorch.enable_autograd_cache and cached and not _is_mistaken(),
     }
     with _inductor.patch(chosen), _functorch.patch(traced):
         # Blocks that are recomputed are graphs inside this one, which torch 2.11 does not split.
@@ -86,6 +89,11 @@ def outputs_without_memory(graph: Graph, inputs: Sequence[Any]) -> list[Any] | N
 def captured() -> tuple[int, list[str]]:
     """Return how many functions torch has captured in this process, once for each shape, and why it could not go on in some."""
     return counters["frames"]["ok"], sorted(counters["graph_break"])
+
+
+def _is_mistaken() -> bool:
+    """Return whether torch may find passes in its cache that were traced in another precision."""
+    return _FORGETS_PRECISION and any(map(torch.is_autocast_enabled, ("cpu", "cuda")))
 
 
 def _has_subgraphs(graph: Graph) -> bool:

@@ -52,7 +52,7 @@ class Engine(EngineCore):
             emit=_ignore if listeners is None else listeners.emit,
             workers=0,
             options=options,
-            exactness=promise(strategy, options, world.device.type),
+            exactness=promise(strategy, options),
         )
         state.workers = state.present_workers
         sharded = ShardedRecovery(recovery_options)

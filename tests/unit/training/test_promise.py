@@ -22,17 +22,6 @@ def test_blocks_that_are_compiled_alone_have_other_bits_than_the_whole_model(
     assert promise(strategies.load(strategy), options) is expected
 
 
-@pytest.mark.parametrize(
-    ("strategy", "expected"), [("single", Exactness.BITWISE), ("ddp", Exactness.NUMERIC)]
-)
-def test_on_a_gpu_what_several_workers_compile_is_promised_no_bits(
-    strategy: str, expected: Exactness
-) -> None:
-    options = RunOptions(strategy=strategy, compile=True)
-    assert promise(strategies.load(strategy), options, "cuda") is expected
-    assert promise(strategies.load(strategy), options, "cpu") is Exactness.BITWISE
-
-
 def test_more_than_the_level_is_refused() -> None:
     options = RunOptions(strategy="fsdp", workers=2, compile=True, exact="bitwise")
     with pytest.raises(InputError, match="--exact bitwise is more than --strategy fsdp can give"):

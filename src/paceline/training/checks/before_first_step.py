@@ -16,17 +16,13 @@ from paceline.task import Task
 from paceline.training.options import OPTION, TASK, RunOptions
 
 
-def promise(strategy: Strategy, options: RunOptions, device: str = "cpu") -> Exactness:
-    """Return the level this run promises on a kind of device, or refuse to promise more than the strategy can give."""
+def promise(strategy: Strategy, options: RunOptions) -> Exactness:
+    """Return the level this run promises, or refuse to promise more than the strategy can give."""
     order = list(Exactness)
     level = strategy.level(options.tuning)
-    # Sums over a whole batch depend on how it is spread, and kernels on how much is compiled at once. That several processes
-    # compile the same kernels for a GPU is meant so, but was not shown yet.
-    entry = strategies.entry(options.strategy)
-    alone = entry.processes == 1 and not entry.threaded
-    spread = options.sync_batchnorm or (
-        options.compile and (entry.compiles_blocks or (device == "cuda" and not alone))
-    )
+    # Sums over a whole batch depend on how it is spread, and kernels on how much is compiled at once.
+    blocks = options.compile and strategies.entry(options.strategy).compiles_blocks
+    spread = options.sync_batchnorm or blocks
     if spread and level is Exactness.BITWISE:
         level = Exactness.NUMERIC
     if options.exact is None:
