@@ -158,7 +158,8 @@ def test_passes_traced_in_another_precision_are_not_taken(
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
     how = {**HOW, "strategy": "single", "exact": "numeric"}
     lower, other = (
-        {bits for bits, _ in launch(train, True, False, **{**how, "precision": one})} for one in ("bf16", "fp16")
+        {bits for bits, _ in launch(train, True, False, **{**how, "precision": one})}
+        for one in ("bf16", "fp16")
     )
     assert lower != other
 
