@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -27,8 +28,10 @@ ROOM = 1 << 25
 Pairs = list[tuple[Tensor, Tensor]]
 _Key = tuple[int, int]
 """The name of a tensor, and where in it."""
-_Form = tuple[int, int, torch.dtype, int]
-"""Address, length and type of a tensor, and its place in the room."""
+_Place = tuple[int, int, torch.dtype]
+"""Address, length and type of a tensor."""
+_Form = tuple[Any, ...]
+"""The places of what is sent and of the total, and that in the room."""
 
 
 @dataclass(frozen=True)
@@ -76,8 +79,8 @@ class SharedMemoryExchange:
             self.finish()
         if not self._taken:
             self._channel.wait(SUMMED, self._copied)
-        name, form = (key, low), (target.data_ptr(), target.numel(), target.dtype, self._taken)
-        returns = len(parts) == 1 and parts[0] is target and self._forms.get(name) == form
+        name, form = (key, low), (*_place(parts[0]), *_place(target), self._taken)
+        returns = len(parts) == 1 and self._forms.get(name) == form
         plan = self._plans.get(name) if returns else None
         if plan is None:
             plan = self._make_plan(self._placed(target), parts, target)
@@ -182,6 +185,10 @@ class SharedMemoryExchange:
                 for _ in range(sum(self._layout.counts))
             ]
         return self._slots[name]
+
+
+def _place(tensor: Tensor) -> _Place:
+    return tensor.data_ptr(), tensor.numel(), tensor.dtype
 
 
 def _nothing() -> None:

@@ -24,11 +24,14 @@ from paceline.errors import InputError
 from paceline.reduce.combination import Combination
 from paceline.reduce.compress import CompressedExchange, Span
 from paceline.reduce.exchange import Exchange, SocketExchange, TorchExchange
+from paceline.reduce.hosts import HostsExchange
 from paceline.reduce.packing import as_real, dense_strides, memory_shape, nothing_like
 from paceline.reduce.post_backward import open_exchange
+from paceline.reduce.shared_memory import SharedMemoryExchange
 from paceline.reduce.tree import TreeSum
 from paceline.strategies import compression, sparse
 from paceline.strategies.base import Exactness, StepWork, StrategyInputs
+from paceline.strategies.data_parallel.own_sums import OwnSums
 from paceline.strategies.guards.hooks import silenced
 from paceline.strategies.guards.places import refuse_replaced
 from paceline.strategies.placement import spread_weights
@@ -66,6 +69,7 @@ class _Wiring(NamedTuple):
     places: dict[int, int]
     walks: bool
     first_terms: bool
+    own: OwnSums
 
 
 class RowsExchange(Protocol):
@@ -119,6 +123,7 @@ class DdpReducer(Reducer):
         self.exchange = _open_exchange(inputs, world)
         self._bucket_mb = _bucket_mb(inputs.tuning, self.exchange)
         self._row_sums = TreeSum(inputs.shards, sparse.add)
+        self._own = OwnSums()
         self._ddp: DistributedDataParallel | None = None
         self._places: dict[int, int] = {}
         self._wirings: dict[int, _Wiring] = {}
@@ -140,11 +145,13 @@ class DdpReducer(Reducer):
     def switch(self, step: StepState) -> None:
         """Go on with torch's reducer of another turn; that of all which trains is given up, with its memory."""
         if self.step.mine is not None and self._ddp is not None:
-            self._wirings[id(self.step)] = _Wiring(self._ddp, self._places, self._walks, self._first_terms)
+            self._wirings[id(self.step)] = _Wiring(
+                self._ddp, self._places, self._walks, self._first_terms, self._own
+            )
         self._ddp, self.step = None, step
         known = self._wirings.pop(id(step), None)
         if known is not None:
-            self._ddp, self._places, self._walks, self._first_terms = known
+            self._ddp, self._places, self._walks, self._first_terms, self._own = known
         else:
             self._walks, self._first_terms = self._find_unused_parameters, False
             self._wire()
@@ -156,6 +163,7 @@ class DdpReducer(Reducer):
         carried = _Carried(step.model, step.loss_stats)
         if step.sparse or step.mine is not None:
             self._leave_out(carried)
+        self._own = OwnSums()
         self._ddp = None  # the hooks of the reducer before go with it
         self._ddp = DistributedDataParallel(
             carried,
@@ -195,8 +203,8 @@ class DdpReducer(Reducer):
         if self._sent:
             self._arm(roots, step.open)
         run_backward(roots, step.starts(loss))
-        if self._sent and not self._last_bucket_seen:
-            self._refuse_unreduced()
+        if self._sent:
+            self._take_sums()
 
     def _arm(self, roots: tuple[Tensor, ...], last: int | None) -> None:
         """Let the coming backward pass reduce: what DDP.forward does, without going through it."""
@@ -213,6 +221,7 @@ class DdpReducer(Reducer):
         walked = [root.view_as(root) if root.is_leaf else root for root in roots] if self._walks else []
         reducer.prepare_for_backward(walked)
         self._last_bucket_seen = False
+        self._own.begin()
 
     def _hold_places(self) -> None:
         """Set a zero gradient for parameters that had one in an earlier pass of this step: DDP's reducer expects it."""
@@ -236,13 +245,19 @@ class DdpReducer(Reducer):
         # An exchange without room left waits for the others.
         before = self.world.status_page.enter(COMMUNICATION)
         with spans.of[spans.REDUCTION]:
-            self.exchange.start(bucket.index(), parts, buffer, partial(future.set_result, buffer))
+            target = self._own.target(bucket.index(), buffer) if self._stays_apart(buffer) else buffer
+            self.exchange.start(bucket.index(), parts, target, partial(future.set_result, buffer))
             if bucket.is_last():
                 self._last_bucket_seen = True
                 hit(REDUCTION)
                 self.exchange.finish()
         self.world.status_page.enter(before)
         return future
+
+    def _stays_apart(self, buffer: Tensor) -> bool:
+        """Return whether totals go to memory of their own, which costs nothing in an exchange that copies them out anyway."""
+        apart = isinstance(self.exchange, SharedMemoryExchange | HostsExchange | SocketExchange)
+        return self.may_be_kept and apart and not buffer.is_cuda
 
     def _parts(self, bucket: GradBucket, buffer: Tensor) -> list[Tensor]:
         places = [self._places[id(parameter)] for parameter in bucket.parameters()]
@@ -259,6 +274,14 @@ class DdpReducer(Reducer):
             )
             for view, parameter in zip(_views(bucket), bucket.parameters(), strict=True)
         ]
+
+    def _take_sums(self) -> None:
+        """Take the sums out of the reducer's buckets, where somebody may keep them: the next step writes there."""
+        if not self._last_bucket_seen:
+            self._refuse_unreduced()
+        for one in self.step.tracked if self.may_be_kept else [self.step.loss_stats]:
+            if one.grad is not None:
+                one.grad = self._own.total(one.grad)
 
     def _refuse_unreduced(self) -> NoReturn:
         """Refuse to go on with gradients that were never reduced."""
@@ -308,12 +331,7 @@ class DdpReducer(Reducer):
             self._arm(roots, None)
             with silenced(roots):
                 run_backward(roots, tuple(map(nothing_like, roots)))
-            if not self._last_bucket_seen:
-                self._refuse_unreduced()
-        # The next step writes to these buckets, and torch lays buckets out anew.
-        for one in self.step.tracked if self.may_be_kept else [self.step.loss_stats]:
-            if one.grad is not None:
-                one.grad = one.grad.clone()
+            self._take_sums()
         if self.step.auxiliary.names:
             self._combine_auxiliary()
         if self.step.sparse:

@@ -1,0 +1,72 @@
+"""Memory for summed gradients: written to again where nobody has kept any of it, left alone where somebody has."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from paceline.strategies.data_parallel.own_sums import OwnSums
+
+KEPT: dict[str, Callable[[Tensor], Any]] = {
+    "itself": lambda one: one,
+    "a view": lambda one: one.view(-1)[1:],
+    "detached": lambda one: one.detach(),
+    "numpy": lambda one: one.numpy(),
+    "saved": lambda one: torch.ones(2, 3, requires_grad=True) * one,
+    "storage": lambda one: one.untyped_storage(),
+    "dlpack": torch.utils.dlpack.to_dlpack,
+}
+
+
+def summed(sums: OwnSums, bucket: Tensor, value: float) -> Tensor:
+    """Have a total of one value for a parameter in the midst of a bucket."""
+    sums.begin()
+    sums.target(0, bucket).fill_(value)
+    return sums.total(bucket[2:8].view(2, 3))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_memory_that_nobody_has_kept_is_written_to_again(dtype: torch.dtype) -> None:
+    sums, bucket = OwnSums(), torch.zeros(10, dtype=dtype)
+    first = summed(sums, bucket, 1.0)
+    assert first.tolist() == [[1.0] * 3] * 2
+    place, count = first.data_ptr(), first._version
+    del first
+    again = summed(sums, bucket, 2.0)
+    assert again.data_ptr() == place
+    assert (again.tolist(), bucket.tolist()) == ([[2.0] * 3] * 2, [0.0] * 10)
+    assert again._version == count  # and not that of the one before, or of the memory
+
+
+@pytest.mark.parametrize("how", KEPT)
+def test_what_is_kept_of_it_stays(how: str) -> None:
+    sums, bucket = OwnSums(), torch.zeros(10)
+    first = summed(sums, bucket, 1.0)
+    place, kept = first.data_ptr(), KEPT[how](first)
+    del first
+    second = summed(sums, bucket, 2.0)
+    assert second.data_ptr() != place
+    del kept, second
+    summed(sums, bucket, 3.0)
+
+
+def test_a_gradient_that_lies_elsewhere_is_copied() -> None:
+    sums, bucket = OwnSums(), torch.zeros(10)
+    sums.begin()
+    sums.target(0, bucket)
+    apart = torch.ones(3)
+    total = sums.total(apart)
+    assert total.tolist() == [1.0] * 3
+    assert total.data_ptr() != apart.data_ptr()
+
+
+def test_a_complex_gradient_lies_in_a_bucket_of_real_numbers() -> None:
+    sums, bucket = OwnSums(), torch.zeros(10)
+    sums.begin()
+    sums.target(0, bucket).copy_(torch.arange(10.0))
+    gradient = torch.view_as_complex(bucket.view(-1, 2))[1:3]
+    assert sums.total(gradient).tolist() == [2 + 3j, 4 + 5j]
