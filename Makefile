@@ -21,7 +21,7 @@ demo: $(STAMP)   ## train a digits classifier on two processes
 test: $(STAMP)   ## every quick test and a share of the slow ones, another share with each commit
 	@$(VENV)/bin/python -m pytest --numprocesses 2 --share commit
 
-test-all: $(STAMP)  ## every test: 40 minutes
+test-all: $(STAMP)  ## every test: 45 minutes
 	@$(VENV)/bin/python -m pytest --numprocesses 2
 
 times: $(STAMP)  ## every test, and write down how long each takes: tests/times.json

@@ -13,7 +13,7 @@ import pytest
 TIMES = Path(__file__).with_name("times.json")
 """How long the slow tests took, and all quick ones together, when everything was last run with `--write-times`."""
 
-SHARES = 7
+SHARES = 12
 SLOW_S = 1.0
 PREPARED_S = 10.0
 """A file with a test that was prepared for longer is dealt out whole: its other tests would be prepared anew in each share."""

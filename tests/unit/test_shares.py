@@ -105,4 +105,4 @@ def test_every_slow_test_is_run_in_one_share_and_every_quick_one_in_all(project:
 def test_a_share_that_is_not_there_is_refused(project: Path, options: list[str]) -> None:
     status, told = pytest_in(project, *options)
     assert status == pytest.ExitCode.USAGE_ERROR
-    assert re.search(r"ERROR: .*(give 1 to \d, or commit|leave out --share)", told), told
+    assert re.search(r"ERROR: .*(give 1 to \d+, or commit|leave out --share)", told), told
