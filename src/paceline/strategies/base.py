@@ -165,6 +165,8 @@ class Previous(Protocol):
     optimizer: Optimizer
     scheduler: LRScheduler | None
     compiler: Compiler | None
+    gradients_kept: bool
+    """Whether somebody might keep a gradient beyond its step, before hooks of its own were put on the optimizer."""
 
     @property
     def whole(self) -> bool:

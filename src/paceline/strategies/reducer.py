@@ -117,6 +117,15 @@ class AroundReducer(Reducer):
         self.inner = inner
         self.watches, self.shows_sums = inner.watches, inner.shows_sums
 
+    @property
+    def may_be_kept(self) -> bool:
+        """Whether somebody may keep a gradient beyond its step."""
+        return self.inner.may_be_kept
+
+    @may_be_kept.setter
+    def may_be_kept(self, value: bool) -> None:
+        self.inner.may_be_kept = value
+
     def wire(self, step: StepState) -> None:
         """Take hold of what trains now."""
         super().wire(step)

@@ -86,7 +86,11 @@ class Replica:
         self.compiler = inputs.compiler(world)
         self.optimizer: Optimizer = inputs.optimizer(self.model)
         ensure_hooks(self.optimizer)
-        self.reducer.may_be_kept = inputs.gradients_seen or not keeps_no_gradient(self.optimizer)
+        self.reducer.may_be_kept = self.gradients_kept = inputs.gradients_seen or (
+            inputs.previous.gradients_kept
+            if inputs.previous is not None and inputs.carries_on
+            else not all(map(keeps_no_gradient, each_of(self.optimizer)))
+        )
         self.closure = ClosureStep.of(self.optimizer, placement, updates_here=update is None)
         """What takes the steps of an optimizer that computes the loss itself."""
         self.fused = FusedUpdate(self.optimizer, world.device, inputs.note)

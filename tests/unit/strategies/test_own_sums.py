@@ -9,49 +9,73 @@ import pytest
 import torch
 from torch import Tensor
 
-from paceline.strategies.data_parallel.own_sums import OwnSums
+from paceline.strategies.data_parallel.own_sums import SMALL, OwnSums
 
 KEPT: dict[str, Callable[[Tensor], Any]] = {
     "itself": lambda one: one,
     "a view": lambda one: one.view(-1)[1:],
     "detached": lambda one: one.detach(),
     "numpy": lambda one: one.numpy(),
-    "saved": lambda one: torch.ones(2, 3, requires_grad=True) * one,
+    "saved": lambda one: torch.ones_like(one, requires_grad=True) * one,
     "storage": lambda one: one.untyped_storage(),
     "dlpack": torch.utils.dlpack.to_dlpack,
+    "share": lambda one: one.share_memory_(),
 }
+SIZE = SMALL  # larger than what is copied
 
 
 def summed(sums: OwnSums, bucket: Tensor, value: float) -> Tensor:
     """Have a total of one value for a parameter in the midst of a bucket."""
     sums.begin()
     sums.target(0, bucket).fill_(value)
-    return sums.total(bucket[2:8].view(2, 3))
+    return sums.total(bucket[2:-2].view(2, -1))
+
+
+def is_all(tensor: Tensor, value: float) -> bool:
+    return bool((tensor == value).all())
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_memory_that_nobody_has_kept_is_written_to_again(dtype: torch.dtype) -> None:
-    sums, bucket = OwnSums(), torch.zeros(10, dtype=dtype)
+    sums, bucket = OwnSums(), torch.zeros(SIZE, dtype=dtype)
     first = summed(sums, bucket, 1.0)
-    assert first.tolist() == [[1.0] * 3] * 2
+    assert is_all(first, 1.0)
     place, count = first.data_ptr(), first._version
     del first
     again = summed(sums, bucket, 2.0)
     assert again.data_ptr() == place
-    assert (again.tolist(), bucket.tolist()) == ([[2.0] * 3] * 2, [0.0] * 10)
+    assert is_all(again, 2.0)
+    assert is_all(bucket, 0.0)
     assert again._version == count  # and not that of the one before, or of the memory
 
 
 @pytest.mark.parametrize("how", KEPT)
 def test_what_is_kept_of_it_stays(how: str) -> None:
-    sums, bucket = OwnSums(), torch.zeros(10)
+    sums, bucket = OwnSums(), torch.zeros(SIZE)
     first = summed(sums, bucket, 1.0)
-    place, kept = first.data_ptr(), KEPT[how](first)
+    kept = KEPT[how](first)
+    place = first.data_ptr()
     del first
     second = summed(sums, bucket, 2.0)
     assert second.data_ptr() != place
+    assert is_all(second, 2.0)
     del kept, second
-    summed(sums, bucket, 3.0)
+    assert is_all(summed(sums, bucket, 3.0), 3.0)
+
+
+def test_memory_that_was_moved_is_given_up() -> None:
+    sums, bucket = OwnSums(), torch.zeros(SIZE)
+    summed(sums, bucket, 1.0).share_memory_()
+    assert is_all(summed(sums, bucket, 2.0), 2.0)
+
+
+def test_a_small_gradient_does_not_keep_its_bucket() -> None:
+    sums, bucket = OwnSums(), torch.zeros(SIZE)
+    sums.begin()
+    sums.target(0, bucket).fill_(1.0)
+    small = sums.total(bucket[2:8])
+    assert small.tolist() == [1.0] * 6
+    assert small.untyped_storage().nbytes() == small.nbytes
 
 
 def test_a_gradient_that_lies_elsewhere_is_copied() -> None:

@@ -1,15 +1,20 @@
 """Memory for summed gradients that somebody may keep: torch's reducer writes the next ones where these lay.
 
-The exchange leaves its totals here instead of in the reducer's buckets, so nothing is copied. What nobody has kept is written
-to again in the next step.
+The exchange leaves its totals here instead of in the reducer's buckets, so large gradients are not copied. A bucket of which
+nobody has kept a part is written to again in the next step.
 """
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
-from torch import Tensor
+from torch import Tensor, UntypedStorage
 
 from paceline.compat.storage import holders, other_storage
+
+SMALL = 1 << 16
+"""Bytes up to which a gradient is copied: a tensor in the midst of a bucket takes as long to make, and keeps the whole of it."""
 
 
 class _Flat:
@@ -22,9 +27,19 @@ class _Flat:
         self._alone = holders(self.flat)
 
     def fits(self, bucket: Tensor) -> bool:
-        """Return whether a bucket's totals may go here: nobody has kept what did so before."""
+        """Return whether a bucket's totals may go here: nobody has kept what did so before, or moved it elsewhere."""
         flat = self.flat
-        return flat.shape == bucket.shape and flat.dtype == bucket.dtype and holders(flat) == self._alone
+        alike = flat.shape == bucket.shape and flat.dtype == bucket.dtype
+        return alike and holders(flat) == self._alone and flat.data_ptr() == self.target.data_ptr()
+
+
+class _Placed(NamedTuple):
+    """Where a bucket's totals are in this step."""
+
+    totals: Tensor
+    memory: UntypedStorage
+    start: int
+    """Where the bucket begins in its own memory."""
 
 
 class OwnSums:
@@ -32,8 +47,8 @@ class OwnSums:
 
     def __init__(self) -> None:
         self._flats: dict[int, _Flat] = {}
-        self._placed: dict[int, tuple[_Flat, int]] = {}
-        """Those of this step, by the memory of the bucket, and where the bucket begins in that."""
+        self._placed: dict[int, _Placed] = {}
+        """By the memory of the bucket."""
 
     def begin(self) -> None:
         """Start a step, in which buckets may lie elsewhere."""
@@ -44,8 +59,11 @@ class OwnSums:
         flat = self._flats.get(index)
         if flat is None or not flat.fits(bucket):
             flat = self._flats[index] = _Flat(bucket)
-        self._placed[bucket.untyped_storage().data_ptr()] = flat, int(bucket.storage_offset())
-        return flat.target
+        totals, start = flat.target, int(bucket.storage_offset())
+        self._placed[bucket.untyped_storage().data_ptr()] = _Placed(
+            totals, flat.flat.untyped_storage(), start
+        )
+        return totals
 
     def total(self, gradient: Tensor) -> Tensor:
         """Return what a gradient that lies in a bucket has come to, in memory which the reducer does not write to."""
@@ -53,9 +71,11 @@ class OwnSums:
         placed = self._placed.get(gradient.untyped_storage().data_ptr()) if strided else None
         if placed is None:
             return gradient.clone()
-        flat, start = placed[0].flat, placed[1]
+        totals, memory, start = placed
         if gradient.is_complex():
-            flat, start = torch.view_as_complex(flat.view(-1, 2)), start // 2
-        place = gradient.storage_offset() - start
+            totals, start = torch.view_as_complex(totals.view(-1, 2)), start // 2
+        size, stride, place = gradient.shape, gradient.stride(), gradient.storage_offset() - start
+        if gradient.nbytes <= SMALL:
+            return totals.as_strided(size, stride, place).clone()
         # No view: each counts by itself how often it was written to.
-        return gradient.new_empty(0).set_(flat.untyped_storage(), place, gradient.shape, gradient.stride())
+        return gradient.new_empty(0).set_(memory, place, size, stride)
