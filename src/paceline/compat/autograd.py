@@ -31,7 +31,7 @@ current_node: Callable[[], Any] = torch._C._current_autograd_node
 def watch_passes(watch: Watch) -> Callable[[], None]:
     """Have every pass of `backward(inputs=...)` and `torch.autograd.grad` go by `watch`; return what ends that.
 
-    Both look the engine up under a name in `torch.autograd` (`_engine_run_backward`), and give it the tensors as its fifth argument.
+    Both look the engine up in `torch.autograd` (`_engine_run_backward`), and give it the tensors as its fifth argument.
     """
     _watches.append(watch)
     vars(torch.autograd)["_engine_run_backward"] = _watched

@@ -30,7 +30,7 @@ class AskedRows:
         """Sees no more: the group is left, or the model gone."""
         self.stop.atexit = False
 
-    def _watch(self, run: Callable[[], Any], inputs: tuple[Any, ...], accumulates: bool) -> Any:  # noqa: FBT001
+    def _watch(self, run: Callable[[], Any], inputs: tuple[Any, ...], accumulates: bool) -> Any:
         rows = {place: one for place, one in enumerate(inputs) if self._is_rows(one)}
         if not rows:
             return run()

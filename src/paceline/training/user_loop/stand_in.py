@@ -22,6 +22,6 @@ class StandIn(NoGradient):
             "the loop used gradients before step.apply() (clip_grad_norm_, a factor, a norm, zero_grad(), a backward() of its "
             "own), and with this strategy they are not in .grad: they lie in parts on the workers, or on servers. Clip with "
             "step.apply(max_grad_norm=1.0), whose result has the norm; leave zero_grad() out, every step begins without "
-            "gradients; for the gradient of an input (FGSM) call torch.autograd.grad(loss, x), which leaves nothing to clear; for "
-            "other work use optimizer.register_step_pre_hook under single, dp or ddp."
+            "gradients; for the gradient of an input (FGSM) call torch.autograd.grad(loss, x), which leaves nothing to clear; "
+            "for other work use optimizer.register_step_pre_hook under single, dp or ddp."
         )
