@@ -108,7 +108,7 @@ def _checked(metrics: MetricsFunction) -> MetricsFunction:
             if _WANTS_GRADIENTS in str(error):
                 raise InputError(
                     "what was measured took gradients (torch.autograd.grad, backward), and evaluations run without them; "
-                    "that of a task calls loss() where it has no metrics(). Write metrics(self, model, batch) without them, or call "
+                    "that of a task calls loss() where it has no metrics(). Write metrics() without them, or call "
                     "the model and take them in a block of `with torch.enable_grad():`."
                 ) from error
             raise
