@@ -48,7 +48,7 @@ def watch_passes(watch: Watch) -> Callable[[], None]:
 def _watched(*args: Any, **kwargs: Any) -> Any:
     run, inputs = partial(run_engine, *args, **kwargs), args[4]
     for watch in _watches if inputs else ():
-        run = partial(watch, run, tuple(inputs), kwargs["accumulate_grad"])  # type: ignore[assignment]
+        run = partial(watch, run, tuple(inputs), kwargs["accumulate_grad"])
     return run()
 
 
