@@ -117,27 +117,25 @@ def attack(model: Any) -> list[float]:
     return again.flatten().tolist()  # type: ignore[no-any-return]
 
 
-def train_a_head(model: Any) -> float:
+def fit(features: int, errors: Callable[[nn.Module], Tensor]) -> float:
+    """Train a layer that is no part of the model."""
     torch.manual_seed(1)
-    head = nn.Linear(1, 1)
-    own = sgd(head)
+    small = nn.Linear(features, 1)
+    own = sgd(small)
     for _ in range(3):
         own.zero_grad()
-        head(model(FEATURES)).square().mean().backward()
+        errors(small).square().mean().backward()
         own.step()
-    return float(head.weight)
+    return small.weight.sum().item()
+
+
+def train_a_head(model: Any) -> float:
+    return fit(1, lambda head: head(model(FEATURES)))  # type: ignore[no-any-return]
 
 
 def train_beside(model: Any) -> float:
     """Distil the model into one that is nobody else's."""
-    torch.manual_seed(1)
-    small = nn.Linear(4, 1)
-    own = sgd(small)
-    for _ in range(3):
-        own.zero_grad()
-        (small(FEATURES) - model(FEATURES).detach()).square().mean().backward()
-        own.step()
-    return small.weight.sum().item()
+    return fit(4, lambda small: small(FEATURES) - model(FEATURES).detach())  # type: ignore[no-any-return]
 
 
 REFUSED: dict[str, Callable[[Any], Any]] = {
