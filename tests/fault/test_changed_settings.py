@@ -22,10 +22,19 @@ class Net(nn.Module):
         self.a, self.norm, self.drop = nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Dropout(0.1)
         self.act, self.head = nn.Tanh(), nn.Linear(8, 3)
         self.scale, self.powers, self.rank, self.mine = 1.0, (1, 2), -1, -1
+        self.table, self.factors, self.active, self.after = {"factor": {"of": 1.0}}, [1.0], {"a", "b"}, None
+        self.also = self.table
 
     def forward(self, features):
         hidden = self.drop(self.act(self.norm(self.a(features))))
-        return self.head(hidden) * self.scale ** self.powers[0]
+        made = self.head(hidden) * self.scale ** self.powers[0] * self.also["factor"]["of"]
+        made = made * self.factors[-1] * len(self.active)
+        return made if self.after is None else self.after(made)
+
+
+def halve(made):
+    """Do what a loop decides to do from some step on."""
+    return made * 0.5
 
 
 def train(run, folder, faults, change):
@@ -49,6 +58,29 @@ def settings(model, run):
     model.scale, model.powers, model.drop.p, model.mine = 0.5, (2, 2), 0.4, run.world.rank
     model.norm.eval()
     model.new = "set behind a step"
+
+
+def tables(model, _):
+    model.table["factor"]["of"] = 0.5
+    model.factors.append(0.75)
+    model.active |= {"c", "d"}
+    model.after = halve
+
+
+def builtin(model, _):
+    model.after = torch.tanh
+
+
+def closure(model, _):
+    model.after = lambda made: made * 0.5
+
+
+def patch(model, _):
+    model.head.forward = lambda hidden: F.linear(hidden, model.head.weight * 0.5, model.head.bias)
+
+
+def hook(model, _):
+    model.a.register_forward_hook(lambda *given: given[-1] * 0.5)
 
 
 def layer(model, _):
@@ -75,6 +107,26 @@ def test_settings_are_handed_to_a_worker_that_joins(tmp_path, strategy, workers,
     if workers == 3:
         # What each set by its rank (0 before it joins) stays its own, and what the others differ in is nobody else's.
         assert sorted(result[2:4] for result in results) == [(0, -1), (0, 0), (2, 2)]
+
+
+@pytest.mark.parametrize("change", [tables, builtin])
+def test_so_are_tables_and_functions(tmp_path, change):
+    (one,) = launch(tmp_path / "quiet", (), 1, "single", change)
+    results = launch(tmp_path / "cut", [("loop", 4, 1, "kill")], 2, "ddp", change)
+    assert {result[0] for result in results} == {one[0]}
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (closure, r"^after of the model was set in the run to .*closure.*lambda.*, but .* with None"),
+        (patch, r"^forward of head was set in the run to .*patch.*lambda.*, but .* without it"),
+        (hook, r"^a was given other hooks in the run \(by now forward_hook .*hook.*\), but .* with none"),
+    ],
+)
+def test_what_no_other_process_can_look_up_is_refused(tmp_path, change, said):
+    with pytest.raises(InputError, match=said):
+        launch(tmp_path / "cut", [("loop", 4, 1, "kill")], 2, "ddp", change)
 
 
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp"])

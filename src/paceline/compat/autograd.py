@@ -10,6 +10,9 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import _engine_run_backward
 
+Watch = Callable[[Callable[[], Any], tuple[Any, ...], bool], Any]
+"""Runs a backward pass: what runs it, the tensors that it was asked for by name, and whether it adds to their `.grad`."""
+
 run_engine: Callable[..., Any] = _engine_run_backward
 """Run the engine as `torch.autograd.backward` and `torch.autograd.grad` do behind their checks."""
 run_backward: Callable[[tuple[Tensor, ...], tuple[Tensor, ...]], None] = partial(
@@ -23,6 +26,33 @@ graph_task: Callable[[], int] = torch._C._current_graph_task_id
 """Return the number of the backward pass that this thread is in, -1 outside of any."""
 current_node: Callable[[], Any] = torch._C._current_autograd_node
 """Return the node that this thread goes back through, None outside of any."""
+
+
+def watch_passes(watch: Watch) -> Callable[[], None]:
+    """Have every pass of `backward(inputs=...)` and `torch.autograd.grad` go by `watch`; return what ends that.
+
+    Both look the engine up in `torch.autograd` (`_engine_run_backward`), and give it the tensors as its fifth argument.
+    """
+    _watches.append(watch)
+    vars(torch.autograd)["_engine_run_backward"] = _watched
+
+    def end() -> None:
+        if watch in _watches:
+            _watches.remove(watch)
+        if not _watches and vars(torch.autograd)["_engine_run_backward"] is _watched:
+            vars(torch.autograd)["_engine_run_backward"] = run_engine
+
+    return end
+
+
+def _watched(*args: Any, **kwargs: Any) -> Any:
+    run, inputs = partial(run_engine, *args, **kwargs), args[4]
+    for watch in _watches if inputs else ():
+        run = partial(watch, run, tuple(inputs), kwargs["accumulate_grad"])
+    return run()
+
+
+_watches: list[Watch] = []
 
 
 def saved(node: Any, name: str) -> Any:

@@ -7,7 +7,10 @@ difference counts where the sample, read several times on one worker, stays the 
 from __future__ import annotations
 
 import json
+import time
+from collections.abc import Iterable
 from contextlib import nullcontext
+from itertools import islice
 from typing import Any
 
 from torch.utils.data import TensorDataset
@@ -19,8 +22,8 @@ from paceline.world.seeds import derive
 
 SAMPLES = 4
 """How many are looked at: the first, the last and two between them."""
-AGAIN = 8
-"""How often those that differ are read once more: what is drawn rarely is hardly ever missed so often."""
+AGAIN, AT_MOST, SECONDS = 8, 512, 1.0
+"""How often those that differ are read once more: at least, at most, and for how long. What is drawn rarely is seen by that."""
 
 
 class Glance:
@@ -86,6 +89,34 @@ def parted(mine: str, theirs: str, again: list[str]) -> tuple[int, Difference] |
             return int(sample), Difference(
                 place, here[sample][place][2], "nothing" if other is None else other[2]
             )
+    return None
+
+
+def parted_for_good(
+    mine: str, theirs: str, readings: Iterable[str]
+) -> tuple[tuple[int, Difference] | None, list[str]]:
+    """Return what is left of that after some more `readings` by this worker, and those that were unlike its first."""
+    difference, others, began = parted(mine, theirs, []), list[str](), time.monotonic()
+    for number, one in enumerate(islice(readings, AT_MOST), 1):
+        if one != mine and one not in others:
+            others.append(one)
+            difference = parted(mine, theirs, others)
+        if difference is None or (number >= AGAIN and time.monotonic() - began > SECONDS):
+            break
+    return difference, others
+
+
+def redrawn(mine: str, others: list[str]) -> tuple[int, Difference] | None:
+    """Return the first tensor or array that a worker itself has read differently, and how it began then and before.
+
+    A single number or a text may be a clock's, or a count of readings.
+    """
+    here = json.loads(mine)
+    for one in map(json.loads, others):
+        for sample, places in here.items():
+            for place, (_, _, shown) in places.items():
+                if shown.startswith("[") and _hash(one, sample, place) not in (None, places[place][0]):
+                    return int(sample), Difference(place, shown, one[sample][place][2])
     return None
 
 

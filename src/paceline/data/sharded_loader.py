@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator
-from typing import Any, Protocol
+from collections.abc import Callable, Generator, Iterator
+from itertools import count
+from typing import Any, Protocol, TypeVar
 
 import torch
 
@@ -26,6 +27,8 @@ from paceline.data.step_data import StepData
 from paceline.data.stream import LoadedStream, Stream, is_stream
 from paceline.errors import InputError
 from paceline.ranges import COUNT, LOADERS, SHARDS
+
+Value = TypeVar("Value")
 
 
 class _Source(Protocol):
@@ -230,24 +233,25 @@ class ShardedLoader:
         if self._taken_over is not None:
             self._taken_over.check()
 
-    def glances(self, epoch: int, times: int = 1) -> tuple[int, list[str]] | None:
-        """Return the length of a map-style data set, and what a few of its samples hold, read some times; None of a stream.
+    def glances(self, epoch: int, look: Callable[[Iterator[str]], Value]) -> tuple[int, Value] | None:
+        """Return the length of a map-style data set, and what `look` makes of readings of a few of its samples.
 
-        No generator of the process is moved by it.
+        It is called where the samples are read, which moves no generator of the process. None of a stream.
         """
         if self._glance is None or self._length is None:
             return None
         glance, length = self._glance, self._length
 
-        def read() -> Iterator[str]:
-            return (glance.contents(epoch, length) for _ in range(times))
+        def read() -> Iterator[Value]:
+            yield look(glance.contents(epoch, length) for _ in count())
 
         if self._glances_in is None:
-            return length, list(read())
+            return length, next(read())
         try:
-            return length, list(self._glances_in.load(read))
+            (made,) = self._glances_in.load(read)
         finally:
             self._glances_in.close()
+        return length, made
 
     def beginning_of(self, epoch: int) -> str | None:
         """Return what a stream's epoch begins with, read once more; the reading that it ends is to be begun again."""

@@ -22,6 +22,7 @@ from paceline.training.checks.same_stream import EVALUATION, read_alike
 from paceline.training.merging import Merging, check_state
 from paceline.world import World, all_gather_object, fault_points, seeds
 
+_WANTS_GRADIENTS = "does not require grad and does not have a grad_fn"
 WINDOW = 64
 """Steps after which states are merged, so that not those of all batches are held."""
 
@@ -101,7 +102,16 @@ def combine(rows: Rows, world: World) -> dict[str, float]:
 
 def _checked(metrics: MetricsFunction) -> MetricsFunction:
     def measure(model: Any, batch: Any) -> dict[str, Any]:
-        values = metrics(own_model(model), batch)
+        try:
+            values = metrics(own_model(model), batch)
+        except RuntimeError as error:
+            if _WANTS_GRADIENTS in str(error):
+                raise InputError(
+                    "what was measured took gradients (torch.autograd.grad, backward), and evaluations run without them; "
+                    "that of a task calls loss() where it has no metrics(). Write metrics() without them, or call "
+                    "the model and take them in a block of `with torch.enable_grad():`."
+                ) from error
+            raise
         if not isinstance(values, dict):
             raise InputError(
                 "metrics() must return a dict of paceline.Mean(total, weight), so that the mean over all workers is exact; "

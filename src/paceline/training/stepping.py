@@ -142,7 +142,15 @@ class Stepping:
             status_page.begin(_STEP, state.position.number, _DATA)
             position = state.position
             known = state.epoch_starts.state_at(position)
-            coming = read_alike(self.call.loader, state.world, TRAINING, position.epoch, position.step, known)
+            coming = read_alike(
+                self.call.loader,
+                state.world,
+                TRAINING,
+                position.epoch,
+                position.step,
+                known,
+                tell=lambda text: state.emit(Note(text=text)),
+            )
             for data in spans.each(spans.DATA, coming):
                 hit(DATA)
                 if data.beginning is not None and self._reads_again(data):

@@ -11,11 +11,25 @@ import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 from tests.patience import HANG_S, Stopwatch
 
 MARK = "PACELINE_TEST_MARK"
 PACELINE = (sys.executable, "-m", "paceline")
+
+
+def run_python(folder: Path, *arguments: str, **options: Any) -> subprocess.CompletedProcess[str]:
+    """Run a script in a folder, and return how it ended."""
+    return subprocess.run(
+        [sys.executable, *arguments],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=HANG_S,
+        check=False,
+        **options,
+    )
 
 
 class Started:

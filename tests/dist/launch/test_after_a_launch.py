@@ -2,13 +2,11 @@
 
 import json
 import os
-import subprocess
-import sys
 
 import pytest
 
+from tests.dist.launch.processes import run_python
 from tests.dist.launch.test_joining import TORCHRUN
-from tests.patience import HANG_S
 
 ALONE = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
 
@@ -80,15 +78,7 @@ if __name__ == "__main__":
 def test_a_script_that_is_a_worker_is_left_as_it_was(joined, tmp_path):
     (tmp_path / "script.py").write_text(SCRIPT)
     command = ["script.py"] if joined else [*TORCHRUN, "script.py", "brief"]
-    ended = subprocess.run(
-        [sys.executable, *command],
-        cwd=tmp_path,
-        env=os.environ | (joined or {}),
-        capture_output=True,
-        text=True,
-        timeout=HANG_S,
-        check=False,
-    )
+    ended = run_python(tmp_path, *command, env=os.environ | (joined or {}))
     assert ended.returncode == 0, ended.stderr
     before, *after = json.loads((tmp_path / "told-0.json").read_text())
     assert len(after) == (6 if joined else 2)
@@ -112,12 +102,5 @@ if __name__ == "__main__":
 
 def test_the_first_verify_of_a_process_leaves_its_random_numbers(tmp_path):
     (tmp_path / "script.py").write_text(VERIFY)
-    ended = subprocess.run(
-        [sys.executable, "script.py"],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=HANG_S,
-        check=False,
-    )
+    ended = run_python(tmp_path, "script.py")
     assert ended.returncode == 0, ended.stderr

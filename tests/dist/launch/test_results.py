@@ -1,8 +1,6 @@
 """`paceline.launch`: what goes out to the workers and what comes back."""
 
 import os
-import subprocess
-import sys
 import threading
 from pathlib import Path
 
@@ -12,7 +10,7 @@ import torch
 import paceline
 from paceline.launch.workers import process_limit
 from paceline.world import env
-from tests.patience import HANG_S
+from tests.dist.launch.processes import run_python
 
 
 def describe(run, *args, **kwargs):
@@ -104,14 +102,7 @@ print(paceline.launch(main, Point(4), workers=1))
 def test_a_script_needs_no_main_guard(tmp_path):
     script = tmp_path / "no_guard.py"
     script.write_text(SCRIPT)
-    ended = subprocess.run(
-        [sys.executable, str(script), "word"],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=HANG_S,
-        check=False,
-    )
+    ended = run_python(tmp_path, str(script), "word")
     assert ended.returncode == 0, ended.stderr
     assert ended.stdout.splitlines() == [
         "in rank 0",
@@ -155,10 +146,7 @@ def test_a_script_that_clears_its_folder_in_every_worker_is_told(options, tmp_pa
 
     def ended(guard):
         script.write_text(CLEARS.format(guard=guard, options=options))
-        command = [sys.executable, str(script)]
-        return subprocess.run(
-            command, cwd=tmp_path, capture_output=True, text=True, timeout=HANG_S, check=False
-        )
+        return run_python(tmp_path, str(script))
 
     cleared = ended("")
     assert cleared.returncode == 1

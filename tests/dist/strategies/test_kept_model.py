@@ -12,6 +12,7 @@ from torch.utils.data import TensorDataset
 import paceline
 from paceline import Loss, Mean
 from paceline.errors import InputError
+from tests.dist.strategies.kinds import launched
 
 
 class Block(nn.Module):
@@ -68,17 +69,7 @@ RIGHT = [*READS][:8]
 LOST = [*READS][8:]
 
 
-def train(run: paceline.Run, kinds: list[str]) -> dict[str, Any]:
-    """Train a model of each kind, one after the other."""
-    made: dict[str, Any] = {}
-    for kind in kinds:
-        own = paceline.Run(run.world, run._engine.state.options)
-        made[kind] = _train_one(own, kind)
-        own._engine.state.replica.abandon()
-    return made
-
-
-def _train_one(run: paceline.Run, kind: str) -> Any:
+def train_one(run: paceline.Run, kind: str) -> Any:
     data = TensorDataset(torch.randn(32, 6, generator=torch.Generator().manual_seed(1)))
     torch.manual_seed(3)
     net: Any = nn.Sequential(Block(), Block()) if "layer" in kind else Net()
@@ -107,16 +98,9 @@ def _train_one(run: paceline.Run, kind: str) -> Any:
     }, measured
 
 
-def launched(strategy: str, workers: int, kinds: list[str]) -> dict[str, Any]:
-    made = paceline.launch(
-        train, kinds, strategy=strategy, workers=workers, shards=4, threads=1, device="cpu", elastic=False
-    )
-    return made[0]  # type: ignore[no-any-return]
-
-
 def test_what_the_last_stage_sets_is_there_when_the_loss_goes_on() -> None:
     kinds = [*RIGHT, "set before"]
-    one, two = launched("single", 1, kinds), launched("pp", 2, kinds)
+    one, two = launched(train_one, "single", 1, kinds), launched(train_one, "pp", 2, kinds)
     wrong = [
         kind
         for kind in kinds
@@ -129,9 +113,9 @@ def test_what_the_last_stage_sets_is_there_when_the_loss_goes_on() -> None:
 @pytest.mark.parametrize("kind", LOST)
 def test_a_read_of_what_another_stage_has_set_fails(kind: str) -> None:
     with pytest.raises(InputError, match=r"0\.(level|energy) was set .* in another stage"):
-        launched("pp", 2, [kind])
+        launched(train_one, "pp", 2, [kind])
 
 
 def test_what_a_loss_sets_behind_its_call_is_refused() -> None:
     with pytest.raises(InputError, match="the loss changes scale of the model after its call"):
-        launched("pp", 2, ["set behind"])
+        launched(train_one, "pp", 2, ["set behind"])

@@ -70,9 +70,41 @@ def add_a_penalty(model: Any) -> None:
     own.step()
 
 
+def train_those_named(model: Any) -> None:
+    own = sgd(model)
+    for _ in range(2):
+        own.zero_grad()
+        errors(model).backward(inputs=list(model.parameters()))
+        own.step()
+
+
+def train_by_gradients(model: Any, **options: Any) -> None:
+    parameters = list(model.parameters())
+    found = torch.autograd.grad(errors(model), parameters, **options)
+    with torch.no_grad():
+        for one, gradient in zip(parameters, found, strict=True):
+            if gradient is not None:
+                one.sub_(0.05 * gradient)
+
+
 def probe(model: Any) -> None:
     for _ in range(2):
         errors(model).backward()
+
+
+def decay(model: Any) -> None:
+    """Take the gradients of what is computed of the weights themselves."""
+    weights = [one for one in model.parameters() if one.dim() == 2]
+    (first, *_), ones = weights, [torch.ones_like(one) for one in weights]
+    found = torch.autograd.grad([one.square() for one in weights], weights, ones)
+    first.grad = None
+    first.square().backward(ones[0], inputs=[first])
+    assert first.grad is not None
+    with torch.no_grad():
+        for weight, gradient in zip(weights, found, strict=True):
+            weight.sub_(0.125 * gradient)
+        first.sub_(0.125 * first.grad)
+    first.grad = None
 
 
 def attack(model: Any) -> list[float]:
@@ -85,27 +117,25 @@ def attack(model: Any) -> list[float]:
     return again.flatten().tolist()  # type: ignore[no-any-return]
 
 
-def train_a_head(model: Any) -> float:
+def fit(features: int, errors: Callable[[nn.Module], Tensor]) -> float:
+    """Train a layer that is no part of the model."""
     torch.manual_seed(1)
-    head = nn.Linear(1, 1)
-    own = sgd(head)
+    small = nn.Linear(features, 1)
+    own = sgd(small)
     for _ in range(3):
         own.zero_grad()
-        head(model(FEATURES)).square().mean().backward()
+        errors(small).square().mean().backward()
         own.step()
-    return float(head.weight)
+    return small.weight.sum().item()
+
+
+def train_a_head(model: Any) -> float:
+    return fit(1, lambda head: head(model(FEATURES)))  # type: ignore[no-any-return]
 
 
 def train_beside(model: Any) -> float:
     """Distil the model into one that is nobody else's."""
-    torch.manual_seed(1)
-    small = nn.Linear(4, 1)
-    own = sgd(small)
-    for _ in range(3):
-        own.zero_grad()
-        (small(FEATURES) - model(FEATURES).detach()).square().mean().backward()
-        own.step()
-    return small.weight.sum().item()
+    return fit(4, lambda small: small(FEATURES) - model(FEATURES).detach())  # type: ignore[no-any-return]
 
 
 REFUSED: dict[str, Callable[[Any], Any]] = {
@@ -115,9 +145,13 @@ REFUSED: dict[str, Callable[[Any], Any]] = {
     "clip": clip,
     "a part": train_a_part,
     "a penalty": add_a_penalty,
+    "those named": train_those_named,
+    "by gradients": train_by_gradients,
+    "by some gradients": lambda model: train_by_gradients(model, allow_unused=True),
 }
 SAME: dict[str, Callable[[Any], Any]] = {
     "probe": probe,
+    "decay": decay,
     "attack": attack,
     "head": train_a_head,
     "beside": train_beside,

@@ -19,6 +19,7 @@ from paceline.errors import InputError
 from paceline.strategies.data_parallel import dp
 from paceline.strategies.structure import Structure
 from paceline.strategies.tuning import Tuning
+from tests.dist.strategies.kinds import TrainOne, launched, train_each
 
 WIDE = 1 << 15
 """Numbers of a sample that passes from stage to stage: more than the sockets hold, so that it leaves only when it is received."""
@@ -169,17 +170,7 @@ class Losses:
         return errors
 
 
-def train(run: paceline.Run, kinds: list[str]) -> dict[str, Any]:
-    """Train a model of each kind, one after the other."""
-    made: dict[str, Any] = {}
-    for kind in kinds:
-        own = paceline.Run(run.world, run._engine.state.options)
-        made[kind] = _train_one(own, kind)
-        own._engine.state.replica.abandon()
-    return made
-
-
-def _train_one(run: paceline.Run, kind: str) -> Any:
+def train_one(run: paceline.Run, kind: str) -> Any:
     source = torch.Generator().manual_seed(1)
     data = TensorDataset(*torch.randn(2, 64, 6, generator=source))
     torch.manual_seed(3)
@@ -201,7 +192,7 @@ def _train_one(run: paceline.Run, kind: str) -> Any:
     }, measured
 
 
-def train_slowly(run: paceline.Run, kinds: list[str]) -> dict[str, Any]:
+def train_slowly(run: paceline.Run, train_one: TrainOne, kinds: list[str]) -> dict[str, Any]:
     """Train with backward passes on threads that begin late."""
     real = dp.gradients.of_leaves
 
@@ -211,24 +202,9 @@ def train_slowly(run: paceline.Run, kinds: list[str]) -> dict[str, Any]:
 
     dp.gradients.of_leaves = late
     try:
-        return train(run, kinds)
+        return train_each(run, train_one, kinds)
     finally:
         dp.gradients.of_leaves = real
-
-
-def launched(strategy: str, workers: int, kinds: list[str], *, job: Any = train, **options: Any) -> Any:
-    made = paceline.launch(
-        job,
-        kinds,
-        strategy=strategy,
-        workers=workers,
-        shards=8,
-        threads=1,
-        device="cpu",
-        elastic=False,
-        **options,
-    )
-    return made[0]
 
 
 def differing(one: dict[str, Any], many: dict[str, Any]) -> list[str]:
@@ -242,34 +218,41 @@ def differing(one: dict[str, Any], many: dict[str, Any]) -> list[str]:
 
 @pytest.fixture(scope="module")
 def single() -> dict[str, Any]:
-    made: dict[str, Any] = launched("single", 1, [*OUTPUTS, "a mask", *LOSSES, "counted"])
+    made: dict[str, Any] = launched(
+        train_one, "single", 1, [*OUTPUTS, "a mask", *LOSSES, "counted"], shards=8
+    )
     return made
 
 
 def test_outputs_of_a_stage_leave_as_they_were(single: dict[str, Any]) -> None:
-    assert differing(single, launched("pp", 2, OUTPUTS, tuning=Tuning(schedule="gpipe"))) == []
+    assert (
+        differing(single, launched(train_one, "pp", 2, OUTPUTS, shards=8, tuning=Tuning(schedule="gpipe")))
+        == []
+    )
 
 
 @pytest.mark.parametrize("schedule", ["gpipe", "zero-bubble"])
 def test_what_a_stage_has_saved_is_what_it_was(single: dict[str, Any], schedule: str) -> None:
     kinds = ["a mask", *LOSSES]
-    made = launched("pp", 2, kinds, tuning=Tuning(schedule=schedule, stages_per_worker=1))
+    made = launched(
+        train_one, "pp", 2, kinds, shards=8, tuning=Tuning(schedule=schedule, stages_per_worker=1)
+    )
     assert differing(single, made) == []
 
 
 def test_a_block_that_is_computed_again_gets_what_it_was_given() -> None:
     kinds = ["a mask of a block that is computed again"]
-    made = launched("pp", 2, kinds, tuning=Tuning(schedule="gpipe"))
-    assert differing(launched("single", 1, kinds), made) == []
+    made = launched(train_one, "pp", 2, kinds, shards=8, tuning=Tuning(schedule="gpipe"))
+    assert differing(launched(train_one, "single", 1, kinds, shards=8), made) == []
 
 
 def test_threads_go_back_through_what_was_saved(single: dict[str, Any]) -> None:
-    made = launched("dp", 2, LOSSES, job=train_slowly)
+    made = launched(train_one, "dp", 2, LOSSES, shards=8, job=train_slowly)
     assert differing(single, made) == []
 
 
 def test_writes_that_torch_counts_are_refused_in_one_line() -> None:
     with pytest.raises(InputError, match="Under dp the passes of the batches that follow"):
-        launched("dp", 2, ["counted"], job=train_slowly)
+        launched(train_one, "dp", 2, ["counted"], shards=8, job=train_slowly)
     with pytest.raises(InputError, match="Under pp other batches"):
-        launched("pp", 2, ["counted"], tuning=Tuning(schedule="gpipe"))
+        launched(train_one, "pp", 2, ["counted"], shards=8, tuning=Tuning(schedule="gpipe"))

@@ -14,6 +14,7 @@ import paceline
 from paceline import Loss, Mean
 from paceline.errors import InputError
 from paceline.strategies.structure import Structure
+from tests.dist.strategies.kinds import launched
 
 
 class Net(nn.Module):
@@ -104,17 +105,7 @@ def make(kind: str) -> nn.Module:
     return Net(kind)
 
 
-def train(run: paceline.Run, kinds: list[str]) -> dict[str, Any]:
-    """Train a model of each kind, one after the other."""
-    made: dict[str, Any] = {}
-    for kind in kinds:
-        own = paceline.Run(run.world, run._engine.state.options)
-        made[kind] = _train_one(own, kind)
-        own._engine.state.replica.abandon()
-    return made
-
-
-def _train_one(run: paceline.Run, kind: str) -> Any:
+def train_one(run: paceline.Run, kind: str) -> Any:
     data = TensorDataset(torch.randn(32, 6, generator=torch.Generator().manual_seed(1)))
     torch.manual_seed(3)
     stages = ["1"] if "handed on" in kind else None  # the batch itself crosses the cut
@@ -141,16 +132,9 @@ def _train_one(run: paceline.Run, kind: str) -> Any:
     }, measured
 
 
-def launched(strategy: str, workers: int, kinds: list[str]) -> dict[str, Any]:
-    made = paceline.launch(
-        train, kinds, strategy=strategy, workers=workers, shards=4, threads=1, device="cpu", elastic=False
-    )
-    return made[0]  # type: ignore[no-any-return]
-
-
 def test_what_the_first_stage_writes_reaches_the_loss() -> None:
     kinds = ["first", "between", "row", "past the count", "numpy", "assigned", "an object"]
-    one, two = launched("single", 1, kinds), launched("pp", 2, kinds)
+    one, two = launched(train_one, "single", 1, kinds), launched(train_one, "pp", 2, kinds)
     for kind in kinds:
         assert all(torch.equal(two[kind][0][name], value) for name, value in one[kind][0].items()), kind
         assert two[kind][1] == one[kind][1], kind
@@ -168,4 +152,4 @@ def test_what_the_first_stage_writes_reaches_the_loss() -> None:
 )
 def test_what_would_be_lost_is_refused(kind: str, words: str) -> None:
     with pytest.raises(InputError, match=words):
-        launched("pp", 2, [kind])
+        launched(train_one, "pp", 2, [kind])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from typing import Any
 
 import numpy as np
@@ -66,6 +67,9 @@ class Fit(paceline.Task):
             some = parameters[2 * elsewhere() :][:2]
             others = [one for one in parameters if all(one is not other for other in some)]
             return torch.optim.SGD([{"params": some, "lr": 0.2}, {"params": others}], lr=0.01)
+        if self.fault == "noted":
+            groups = [{"params": parameters, "started": time.time(), "rank": os.environ["RANK"]}]
+            return torch.optim.SGD(groups, lr=0.01, momentum=0.9)
         rate = 0.02 if self.fault == "rate" and elsewhere() else 0.01
         return torch.optim.SGD(parameters, lr=rate, momentum=0.9)
 
@@ -126,6 +130,12 @@ def test_the_order_inside_a_group_of_the_optimizer_changes_nothing() -> None:
     for zero in (False, True):
         for found in train("unordered", strategy="ddp", shard_optimizer=zero):
             assert found["weights_sha256"] == alone["weights_sha256"]
+
+
+def test_what_the_optimizer_does_not_read_may_differ() -> None:
+    (alone,) = train("", workers=1)
+    for found in train("noted", strategy="ddp"):
+        assert found["weights_sha256"] == alone["weights_sha256"]
 
 
 def given(run: paceline.Run, fault: str) -> None:

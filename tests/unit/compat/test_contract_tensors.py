@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import numpy as np
 import torch
 from torch import Tensor, nn
@@ -20,6 +23,30 @@ def test_the_engine_runs_from_given_starts() -> None:
     assert leaf.grad is None
     run_engine((leaf * 3,), (torch.ones(2),), False, False, (), **{**options, "accumulate_grad": True})
     assert leaf.grad is not None
+
+
+@leans_on("torch.autograd._engine_run_backward")
+def test_passes_that_are_asked_for_tensors_can_be_watched() -> None:
+    from paceline.compat.autograd import watch_passes
+
+    seen = []
+
+    def watch(run: Callable[[], Any], inputs: tuple[Any, ...], accumulates: bool) -> Any:
+        seen.append((inputs, accumulates))
+        return run()
+
+    leaf = torch.ones(2, requires_grad=True)
+    before = vars(torch.autograd)["_engine_run_backward"]
+    end = watch_passes(watch)
+    leaf.sum().backward()
+    leaf.sum().backward(inputs=[leaf])
+    (found,) = torch.autograd.grad(leaf.sum(), leaf)
+    end()
+    torch.autograd.grad(leaf.sum(), leaf)
+    assert seen == [((leaf,), True), ((leaf,), False)]
+    assert leaf.grad is not None
+    assert (leaf.grad.tolist(), found.tolist()) == ([2, 2], [1, 1])
+    assert vars(torch.autograd)["_engine_run_backward"] is before
 
 
 @leans_on("torch._C._current_graph_task_id", "torch._C._current_autograd_node")

@@ -55,6 +55,21 @@ def test_a_metric_is_one_number(value: Mean) -> None:
             run.evaluate(data(), lambda model, batch: {"right": value})
 
 
+def test_what_takes_gradients_is_told_that_there_are_none() -> None:
+    def penalty(model: Any, batch: Any) -> dict[str, Mean]:
+        inputs = batch[0].clone().requires_grad_()
+        (made,) = torch.autograd.grad(model(inputs).sum(), inputs)
+        return {"penalty": Mean(made.square().sum(), len(made))}
+
+    with opened() as run:
+        prepared(run)
+        with pytest.raises(
+            InputError, match=r"evaluations run without them.* loss\(\).*torch\.enable_grad\(\)"
+        ):
+            run.evaluate(data(), penalty)
+        assert run.evaluate(data(), torch.enable_grad()(penalty))["penalty"] > 0
+
+
 class Kept:
     """Keeps the outputs that it is given, as a metric with a list of them does."""
 

@@ -242,3 +242,42 @@ def test_samples_that_differ_from_themselves_or_by_machine_alone_or_cannot_be_re
             order=lambda _seed, _epoch: [1, 2, 3, 4],
         )
         assert sizes(loader, world) == [4]
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_what_is_drawn_rarely_is_seen_to_be_drawn_and_the_first_worker_tells(num_workers: int) -> None:
+    """Each draws another value once in a hundred readings, and the second does so where it first looks."""
+    worlds, told = group(2), list[str]()
+
+    def rare(first: int) -> Callable[[int], Any]:
+        counts = [first] * 9
+
+        def made(number: int) -> Any:
+            counts[number] += 1
+            return torch.full((4,), -1.0 if counts[number] % 100 == 0 else float(number))
+
+        return made
+
+    loaders = [numbered(Numbered(range(9), rare(first)), num_workers) for first in (0, 99)]
+    try:
+        coming = [
+            read_alike(loader, world, TRAINING, 0, tell=told.append)
+            for loader, world in zip(loaders, worlds, strict=True)
+        ]
+        for _ in range(3):
+            assert len([next(one) for one in coming]) == 2
+    finally:
+        for loader in loaders:
+            loader.close()
+    assert [text.partition(":")[0] for text in told] == [
+        "sample 0 of the training data differs from one reading to another (item is [-1, -1, -1, ...], then [0, 0, 0, ...])"
+    ]
+
+
+def test_a_clock_in_a_sample_is_no_matter() -> None:
+    told = list[str]()
+    clock = iter(range(10**6))
+    for world in group(2):
+        loader = numbered(Numbered(range(9), lambda number: (torch.full((4,), float(number)), next(clock))))
+        assert [data.size for data in read_alike(loader, world, TRAINING, 0, tell=told.append)] == [4, 4, 1]
+    assert told == []

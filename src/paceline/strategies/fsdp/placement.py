@@ -11,6 +11,7 @@ from torch.optim import Optimizer
 from paceline.state.chunks import OPTIMIZER, Catalogue, ChunkBounds, LocalState, Read
 from paceline.state.redistribution import own_bounds
 from paceline.strategies.base import Leaves, StrategyInputs
+from paceline.strategies.fsdp.asked_rows import AskedRows
 from paceline.strategies.fsdp.model import make_sharded, unwrap_model
 from paceline.strategies.fsdp.own_use import OwnUse
 from paceline.strategies.fsdp.reduction import FsdpReduction
@@ -37,7 +38,7 @@ class RowsPlacement(Placement):
         self._made = make_sharded(inputs, data, place, reduction)
         self.model = self._made.model
         self.notes = self._made.notes
-        self._own_use = OwnUse(self.model, data)
+        self._own_use, self._asked_rows = OwnUse(self.model, data), AskedRows(self.model)
 
     def adopt(self, optimizer: Optimizer) -> None:
         """Have the optimizer work on this worker's rows."""
@@ -103,6 +104,7 @@ class RowsPlacement(Placement):
     def abandon(self) -> None:
         """See no more of what a loop does with weights: the group is left."""
         self._own_use.stop()
+        self._asked_rows.stop()
 
     def restore(self) -> None:
         """Put whole parameters back into the model, without values."""

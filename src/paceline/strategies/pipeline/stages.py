@@ -112,7 +112,8 @@ def _chain_of_members(model: nn.Module, given: Sequence[str] | None, args: tuple
     operations = [sum(counted[start:end]) for start, end in zip(starts, [*starts[1:], None], strict=True)]
 
     def lies_in(name: str) -> int:
-        place = next(place for place, layer in enumerate(layers) if name.startswith(f"{layer}."))
+        # What the nn.Sequential holds itself none of its layers uses.
+        place = next((place for place, layer in enumerate(layers) if name.startswith(f"{layer}.")), 0)
         return bisect_right(starts, place) - 1
 
     owners = _owners(model, lambda name: {lies_in(name)}, lies_in)

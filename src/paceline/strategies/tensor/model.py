@@ -14,12 +14,12 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import DTensor, Replicate
 from torch.distributed.tensor.parallel import parallelize_module
 from torch.optim import Optimizer
 
 from paceline.compat.dispatch import is_transformed
-from paceline.compat.modules import parameters_of
+from paceline.compat.modules import buffers_of, parameters_of
 from paceline.compat.pytree import tree_leaves
 from paceline.errors import InputError
 from paceline.state.chunks import (
@@ -68,6 +68,7 @@ def apply_tensor_parallel(
     `guard` refuses, once it is armed, to whoever reads a split weight outside of its layer.
     """
     before = dict(model.named_parameters(remove_duplicate=False))
+    buffers = dict(model.named_buffers(remove_duplicate=False))
     parallelize_module(model, mesh, plan.styles, src_data_rank=None)
     check_tied(model, before)
     check_divided(model, mesh.size())
@@ -90,7 +91,10 @@ def apply_tensor_parallel(
     }
     for path, held in split.items():
         notes = {name: vars(before[join(path, name)]) for name in held}
-        _hold_parts(path, model.get_submodule(path), held, notes, guard)
+        module = model.get_submodule(path)
+        for name, _ in module.named_buffers(recurse=False):
+            buffers_of(module)[name] = buffers[join(path, name)]
+        _hold_parts(path, module, held, notes, guard)
     for name, attribute in plan.heads:
         counted = model.get_submodule(name)
         setattr(counted, attribute, getattr(counted, attribute) // mesh.size())
@@ -179,7 +183,7 @@ def _hold_parts(
     notes: Mapping[str, dict[str, Any]],
     guard: ReadGuard,
 ) -> None:
-    """Make a layer hold plain parameters, and DTensors of them while it computes."""
+    """Make a layer hold plain parameters and buffers, and DTensors of them while it computes."""
     layouts = {name: (value.device_mesh, value.placements) for name, value in held.items()}
     for name, value in held.items():
         part = nn.Parameter(value.to_local().detach().clone(), requires_grad=value.requires_grad)
@@ -188,9 +192,14 @@ def _hold_parts(
     away = guard.watch(path, module, held)
     own = {name: module.get_parameter(name) for name in held}
     compute = module.forward
+    where = next(iter(layouts.values()))[0]
+    whole = [Replicate()] * where.ndim
 
     def forward(*args: Any, **kwargs: Any) -> Any:
         seen, parts = vars(module), parameters_of(module)
+        buffers = dict(module.named_buffers(recurse=False))
+        for name, buffer in buffers.items():
+            seen[name] = DTensor.from_local(buffer, where, whole, run_check=False)
         for name, (mesh, placements) in layouts.items():
             guard.check_given(join(path, name), parts.get(name), own[name])
             seen[name] = DTensor.from_local(parts[name], mesh, placements, run_check=False)  # type: ignore[arg-type]
@@ -199,13 +208,22 @@ def _hold_parts(
             watch_order(made, "tp")
             return made
         finally:
-            for name in layouts:
-                del seen[name]
+            for name in (*layouts, *buffers):
+                seen.pop(name, None)
+            _keep_plain(buffers_of(module), buffers)
             guard.hide(module, away)
 
     module.forward = forward
     module.register_forward_pre_hook(lambda *_: check_transforms("tp"), prepend=True)
     refuse_copies(module, "tp")
+
+
+def _keep_plain(held: dict[str, Tensor | None], before: Mapping[str, Tensor]) -> None:
+    """Make buffers plain again that a layer has assigned while it computed, as `self.count += 1` does."""
+    for name, value in held.items():
+        if isinstance(value, DTensor):
+            plain, old = value.to_local().detach(), before.get(name)
+            held[name] = old if old is not None and _same_memory(plain, old) else plain
 
 
 def _contiguous(value: Any) -> Any:

@@ -148,8 +148,8 @@ def _check(model: nn.Module, words: Mapping[str, str], size: int) -> None:
             )
         if not has_own_weight(layer):
             raise InputError(
-                f"{name} computes its weight from other parameters (weight_norm, spectral_norm?), so a part of it is not what "
-                "the whole has there. Leave it out of tensor_plan()."
+                f"{name} computes its weight or bias from other parameters (weight_norm, spectral_norm, prune?), so a part of it "
+                "is not what the whole has there. Leave it out of tensor_plan()."
             )
         if name in tied:
             _refuse_tied(*tied[name])

@@ -183,8 +183,9 @@ def sides(layer: nn.Module) -> tuple[int, int]:
 
 
 def has_own_weight(layer: nn.Module) -> bool:
-    """Return whether a layer's weight is a parameter: weight_norm and spectral_norm compute it from others."""
-    return dict(layer.named_parameters(recurse=False)).get("weight") is not None
+    """Return whether a layer's weight and bias are parameters: weight_norm, spectral_norm and prune compute them from others."""
+    own = dict(layer.named_parameters(recurse=False))
+    return "weight" in own and ("bias" in own or getattr(layer, "bias", None) is None)
 
 
 def join(parent: str, child: str) -> str:

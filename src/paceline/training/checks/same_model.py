@@ -76,14 +76,18 @@ def _forms(model: nn.Module) -> _Forms:
 
 
 def _groups(optimizer: Optimizer, names: dict[int, str]) -> _Forms:
-    """Return the names that each group of an optimizer holds, whose order changes nothing, and the group's plain options."""
+    """Return the names that each group of an optimizer holds, whose order changes nothing, and the plain options of its class.
+
+    What else was put into a group, the time of a start say, the optimizer does not read.
+    """
+    known = {*optimizer.defaults, "lr", "initial_lr", "weight_decay", "momentum"}
     return [
         [
             sorted(names.get(id(one), f"one of {tuple(one.shape)}") for one in group["params"]),
             {
                 key: repr(value)
                 for key, value in group.items()
-                if isinstance(value, bool | int | float | str) or value is None
+                if key in known and (isinstance(value, bool | int | float | str) or value is None)
             },
         ]
         for group in optimizer.param_groups

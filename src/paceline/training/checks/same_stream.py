@@ -9,9 +9,10 @@ on all workers beside that, in the first reading by a group.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -19,7 +20,7 @@ from torch.distributed import DistError
 
 from paceline.data import ShardedLoader, StepData
 from paceline.data.contents import ORDER, PARTS, compare
-from paceline.data.glance import AGAIN, parted
+from paceline.data.glance import parted, parted_for_good, redrawn
 from paceline.errors import InputError
 from paceline.world import World
 from paceline.world.base import Comm
@@ -58,43 +59,83 @@ _groups: WeakKeyDictionary[Comm, _Readings] = WeakKeyDictionary()
 
 
 def read_alike(
-    loader: ShardedLoader, world: World, which: str, epoch: int, start_step: int = 0, state: Any = None
+    loader: ShardedLoader,
+    world: World,
+    which: str,
+    epoch: int,
+    start_step: int = 0,
+    state: Any = None,
+    *,
+    tell: Callable[[str], None] | None = None,
 ) -> Iterator[StepData]:
     """Yield the steps of an epoch from `start_step` on; raise where this worker reads another stream than the others.
 
-    A training stream with states gives them with its steps, and goes on from the `state` of `start_step` where it is known.
+    A training stream with states gives them with its steps, and goes on from the `state` of `start_step` where it is known. What
+    the user should know of the data the first worker is to `tell`.
     """
     times = loader.repeats if which == TRAINING else 1  # one of the loop's own is evaluated batch by batch
+    key = None
     if loader.readings == 0 and world.size > 1:
-        _compare_samples(loader, world, which, epoch)
+        key = _compare_samples(loader, world, which, epoch)
     options = {"times": times, "beginning": start_step > 0, "states": which == TRAINING, "state": state}
     if loader.order is not None or world.size == 1 or (loader.readings + 1).bit_count() > 1:
-        return loader.epoch(epoch, start_step, **options)
+        steps = loader.epoch(epoch, start_step, **options)
+        return (
+            steps if key is None or tell is None or not world.is_first else _telling(steps, world, key, tell)
+        )
     return _Comparison(loader, world, which, epoch).read(start_step, options)
 
 
-def _compare_samples(loader: ShardedLoader, world: World, which: str, epoch: int) -> None:
-    """Raise where this worker's map-style data set is another than that of the worker that came here first."""
-    found = loader.glances(epoch)
+def _telling(
+    steps: Iterator[StepData], world: World, key: str, tell: Callable[[str], None]
+) -> Iterator[StepData]:
+    """Yield the steps, and tell after the first of them what some worker has found: all have compared when they have taken it."""
+    for number, data in enumerate(steps):
+        yield data
+        if number == 0:
+            with suppress(DistError):
+                if found := leave_first(world, key, ""):
+                    tell(found)
+
+
+def _compare_samples(loader: ShardedLoader, world: World, which: str, epoch: int) -> str | None:
+    """Raise where this worker's map-style data set is another than that of the worker that came here first.
+
+    Return the key under which a worker leaves what the first one should tell; None of a stream.
+    """
+    found = loader.glances(epoch, next)
     if found is None:
-        return
-    length, (mine,) = found
-    rank, word = _Comparison(loader, world, which, epoch).first_of_all(f"{length} {mine}")
+        return None
+    length, mine = found
+    comparison = _Comparison(loader, world, which, epoch)
+    rank, word = comparison.first_of_all(f"{length} {mine}")
+    key = comparison.key("redrawn")
     said, _, theirs = word.partition(" ")
     if said != str(length):
         raise InputError(
             f"the {which} data has {length} samples on rank {world.rank} and {said} on rank {rank}. {_SAME}"
         )
     if theirs == mine or parted(mine, theirs, []) is None:
-        return
-    again = loader.glances(epoch, AGAIN)
-    difference = None if again is None else parted(mine, theirs, again[1])
+        return key
+    again = loader.glances(epoch, partial(parted_for_good, mine, theirs))
+    difference, others = (None, []) if again is None else again[1]
     if difference is not None:
         sample, seen = difference
         raise InputError(
             f"the {which} data gives other samples on rank {world.rank} than on rank {rank}: sample {sample} is "
             f"{seen.here} here and {seen.there} there ({seen.place}). {_SAME}"
         )
+    if (drawn := redrawn(mine, others)) is not None:
+        sample, seen = drawn
+        with suppress(DistError):
+            leave_first(
+                world,
+                key,
+                f"sample {sample} of the {which} data differs from one reading to another ({seen.place} is {seen.here}, then "
+                f"{seen.there}): it draws from a generator of its own, so another number of workers trains on other values, and "
+                "so does the same run again. Draw from the generators of torch, numpy or random itself, which paceline seeds.",
+            )
+    return key
 
 
 class _Comparison:
@@ -128,6 +169,10 @@ class _Comparison:
         """Return what the first worker that came here said of its data set, and which it is."""
         self._begin()
         return self._first("samples", mine)
+
+    def key(self, place: str) -> str:
+        """Return where in the store words of this reading lie."""
+        return f"stream/{self._group.number}/{self._which}/{self._epoch}/{place}"
 
     def _begin(self) -> None:
         group = self._group
@@ -163,7 +208,7 @@ class _Comparison:
     def _first(self, place: str, word: str) -> tuple[int, str]:
         """Return what the first worker that came to a place said of it, and which it is."""
         group, rank = self._group, self._world.rank
-        key = f"stream/{group.number}/{self._which}/{self._epoch}/{place}"
+        key = self.key(place)
         with suppress(DistError):  # the group breaks, which is noticed where its workers train together
             said, _, theirs = leave_first(self._world, key, f"{rank} {word}").partition(" ")
             if int(said) == rank:

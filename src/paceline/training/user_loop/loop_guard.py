@@ -22,7 +22,7 @@ from paceline.errors import InputError
 from paceline.strategies.fused_update import only_guards
 from paceline.strategies.in_turns.optimizers import Optimizers, each_of
 from paceline.strategies.replica import Replica
-from paceline.training.user_loop.stand_in import StandIn, refuse_use
+from paceline.training.user_loop.stand_in import StandIn
 
 _GRADIENT = attrgetter("grad")
 _MARK = "stands_for_apply"
@@ -147,7 +147,7 @@ class LoopGuard:
         for leaf in leaves:
             if leaf.requires_grad:
                 if id(leaf) not in self._stand_ins:
-                    self._stand_ins[id(leaf)] = (leaf, StandIn(leaf))
+                    self._stand_ins[id(leaf)] = (leaf, StandIn.of(leaf))
                 stand_in = self._stand_ins[id(leaf)][1]
                 self._hidden.append((leaf, leaf.grad, stand_in))
                 leaf.grad = stand_in
@@ -164,7 +164,7 @@ class LoopGuard:
 
     def _take(self, *, may_clear: bool = False) -> tuple[list[Tensor | None], list[Tensor | None]]:
         if self._hidden and self._unhide(may_clear=may_clear):
-            refuse_use()
+            StandIn.refuse_use()
         leaves, self._leaves = self._leaves, ()
         before, self._gradients = self._gradients, []
         return before, list(map(_GRADIENT, leaves))  # nothing where the loop had no turn

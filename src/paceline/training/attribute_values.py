@@ -1,0 +1,181 @@
+"""Copies of what plain attributes hold, by which workers compare them and hand them on: numbers, text, tables, functions.
+
+A function or class is known by its name and its code. One that can be found by its name, or that lies in no file, can be handed
+to another process; one that was made inside of a function, with values of that, cannot.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import partial
+from types import BuiltinFunctionType, CodeType, FunctionType, MethodType
+from typing import Any
+
+import torch
+
+from paceline.training.by_value import Payload, pack
+
+_PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device)
+_TABLES = (tuple, list, dict, set, frozenset)
+_MOST, _DEEPEST = 1000, 8
+"""How many values a table may hold, tables in it included; a longer one is data."""
+
+
+@dataclass(frozen=True)
+class Named:
+    """Stands for a function or class."""
+
+    name: str
+    digest: str
+    """What it does, as far as its code and the plain values in it tell."""
+    payload: Payload | None = field(repr=False)
+    """As it travels; None where it cannot."""
+
+
+@dataclass(frozen=True)
+class Unordered:
+    """Stands for a set, whose order is another in each process."""
+
+    kind: type
+    members: list[Any]
+
+
+class _OtherError(Exception):
+    """What is copied holds something that is not compared."""
+
+
+def copied(value: Any) -> tuple[Any] | None:
+    """Return a copy of a value, alone in a tuple; None of what is not compared: a tensor, an object, a long table."""
+    try:
+        return (_copied(value, _DEEPEST, iter(range(_MOST))),)
+    except _OtherError:
+        return None
+
+
+def opened(copy: Any) -> Any:
+    """Return the value that a copy was made of."""
+    if isinstance(copy, Named):
+        if copy.payload is None:
+            raise ValueError(f"{copy.name} cannot travel")
+        return copy.payload.open()
+    if isinstance(copy, Unordered):
+        return copy.kind(map(opened, copy.members))
+    if isinstance(copy, tuple | list):
+        return type(copy)(map(opened, copy))
+    if isinstance(copy, dict):
+        return {name: opened(one) for name, one in copy.items()}
+    return copy
+
+
+def held_back(copy: Any) -> Named | None:
+    """Return the first function in a copy that cannot be handed to another process."""
+    if isinstance(copy, Named):
+        return copy if copy.payload is None else None
+    if isinstance(copy, Unordered):
+        copy = copy.members
+    members = copy.values() if isinstance(copy, dict) else copy if isinstance(copy, tuple | list) else ()
+    return next((found for one in members if (found := held_back(one)) is not None), None)
+
+
+def same(copy: Any, other: Any) -> bool:
+    """Return whether two copies are equal: 1 is not True here, and nan is itself."""
+    return repr(copy) == repr(other)
+
+
+def shown(copy: Any) -> str:
+    """Return a copy as a message names it."""
+    return copy.name if isinstance(copy, Named) else f"{copy!r:.60}"
+
+
+def described(function: Any) -> str:
+    """Return the name and the code of whatever is called, for a comparison among workers."""
+    while isinstance(function, partial):
+        function = function.func
+    if not isinstance(function, FunctionType | MethodType | BuiltinFunctionType):
+        return f"{type(function).__module__}.{type(function).__qualname__}"
+    return " ".join(_known(function))
+
+
+def _copied(value: Any, depth: int, left: Iterator[int]) -> Any:
+    if next(left, None) is None or depth < 0:
+        raise _OtherError
+    kind = type(value)
+    if kind in _PLAIN:
+        return value
+    if kind in _TABLES:
+        if kind is dict:
+            if any(type(name) not in _PLAIN for name in value):
+                raise _OtherError
+            return {name: _copied(one, depth - 1, left) for name, one in value.items()}
+        members = [_copied(one, depth - 1, left) for one in value]
+        if kind in (set, frozenset):
+            return Unordered(kind, sorted(members, key=repr))
+        return kind(members)
+    if isinstance(value, FunctionType | MethodType | BuiltinFunctionType | type) and not _is_ours(value):
+        return _named(value)
+    raise _OtherError
+
+
+def _is_ours(value: Any) -> bool:
+    return (getattr(value, "__module__", None) or "").partition(".")[0] == "paceline"
+
+
+def _named(value: Any) -> Named:
+    return Named(*_known(value), None if isinstance(value, MethodType) else _payload(value))
+
+
+def _known(value: Any) -> tuple[str, str]:
+    """Return a function's full name, and what stands for its code."""
+    inner = value.__func__ if isinstance(value, MethodType) else value
+    owner = getattr(inner, "__module__", None) or "torch"
+    return f"{owner}.{getattr(inner, '__qualname__', type(inner).__name__)}", _digest(inner)
+
+
+def _payload(value: Any) -> Payload | None:
+    bound = getattr(value, "__self__", None)
+    if getattr(value, "__closure__", None) or not (
+        bound is None or hasattr(bound, "__name__") or _is_torchs(bound)
+    ):
+        return None
+    try:
+        return pack(value)
+    except Exception:  # noqa: BLE001 - whatever it raises, it cannot travel
+        return None
+
+
+def _is_torchs(bound: Any) -> bool:
+    return type(bound).__module__.partition(".")[0] == "torch" and not isinstance(bound, torch.Tensor)
+
+
+def _digest(value: Any) -> str:
+    if not isinstance(value, FunctionType):
+        return ""
+    told = hashlib.sha256()
+    for part in _parts(value.__code__):
+        told.update(part)
+    cells = [one.cell_contents for one in value.__closure__ or () if _is_filled(one)]
+    for one in (*cells, *(value.__defaults__ or ()), *(value.__kwdefaults__ or {}).values()):
+        simple = type(one) in _PLAIN
+        told.update((repr(one) if simple else type(one).__qualname__).encode())
+    return told.hexdigest()[:16]
+
+
+def _is_filled(cell: Any) -> bool:
+    try:
+        _ = cell.cell_contents
+    except ValueError:
+        return False
+    return True
+
+
+def _parts(code: CodeType) -> Iterator[bytes]:
+    """Yield what tells code apart from other code; not where it lies."""
+    yield code.co_code
+    yield " ".join(code.co_names).encode()
+    for one in code.co_consts:
+        if isinstance(one, CodeType):
+            yield from _parts(one)
+        elif type(one) in (*_PLAIN, tuple):
+            yield repr(one).encode()
