@@ -76,7 +76,7 @@ class LauncherValues:
                     f"torch's default {name} is {value} in the process that launches and {here} in the workers. Set it where "
                     "they set it, too: at the top of the file that they import, or in the function or task itself."
                 )
-        compared = _Comparison(self, main or sys.modules.get(MAIN_ALIAS))
+        compared = _Comparison(self, main or _imported_script())
         for one in self.named:
             compared.compare(one)
         return compared.notes()
@@ -237,6 +237,12 @@ def _noted(roots: Iterable[Any], remedy: str) -> LauncherValues:
         remedy,
         env.refuses_changed_values(),
     )
+
+
+def _imported_script() -> ModuleType | None:
+    """Return the script where this process has imported it; none where it runs the script itself, and has what it has set."""
+    found = sys.modules.get(MAIN_ALIAS)
+    return found if getattr(found, "__name__", None) == MAIN_ALIAS else None
 
 
 def _of_torch() -> dict[str, str]:
