@@ -193,8 +193,8 @@ def _of_parts(value: Any, depth: int, left: _Left) -> Any:
     if base is dict:
         return _table(value, depth, left)
     # The type's own ways: those of a class that is made of it may raise.
-    parts, length = base.__iter__(value), base.__len__(value)
-    return _set(parts, depth, left) if base in (set, frozenset) else _list(parts, length, depth, left)
+    inside, length = base.__iter__(value), base.__len__(value)
+    return _set(inside, depth, left) if base in (set, frozenset) else _list(inside, length, depth, left)
 
 
 def _set(parts: Any, depth: int, left: _Left) -> Any:
