@@ -81,10 +81,11 @@ class FunctionCall:
         """Import the function, make the `Run`, and call it."""
         from paceline.launch.workers.context import open_run
 
+        notes: list[str] = []
         with folder.kept(self.options.get("out")):
-            function = self.resolve()
+            function = self.resolve(notes.append)
         bound, args, kwargs = self.arguments()
-        with open_run(worker, self.options) as run:
+        with open_run(worker, self.options, notes) as run:
             return function(*bound, run, *args, **kwargs)
 
     def arguments(self) -> tuple[tuple[Any, ...], tuple[Any, ...], dict[str, Any]]:
@@ -95,18 +96,22 @@ class FunctionCall:
         """Return the same call, going on from the last checkpoint."""
         return replace(self, options={**self.options, "resume": True})
 
-    def resolve(self) -> Callable[..., Any]:
-        """Return the function itself, importing the user's script under an alias when it is defined there."""
+    def resolve(self, note: Callable[[str], None]) -> Callable[..., Any]:
+        """Return the function itself, importing the user's script under an alias when it is defined there.
+
+        `note` hears what the user is to know of values that differ here.
+        """
         value: Any = import_script(self.main_path) if self.main_path else importlib.import_module(self.module)
         for part in self.name.split("."):
             value = getattr(value, part, None)
         if value is None:
             where = self.main_path or self.module
             raise InputError(
-                f"{where} has no {self.name} above its first call of paceline.launch, and a worker reads it only that far. "
-                "Define the function above that call."
+                f"{where} has no {self.name} above its first call of paceline.launch, and a worker reads it only that far, "
+                'without what stands under `if __name__ == "__main__":`. Define the function above that call.'
             )
-        self.launcher.check()
+        for text in self.launcher.check():
+            note(text)
         return value  # type: ignore[no-any-return]
 
 

@@ -94,20 +94,30 @@ def packed(value: Any, name: str) -> Payload:
 def reason(value: Any, name: str, error: Exception) -> str:
     """Return why a value cannot travel: which part of it does not, and what to do."""
     found = _culprit(value, name, _DEEPEST, set())
+    if found is not None and found[2]:
+        part, owner, _ = found
+        return (
+            f"{owner} has {part}, which cannot be sent to another process: workers find a function by its name, and it has "
+            "none at the top of a file. Define it there, with def."
+        )
     if found is None:
         return f"{name} cannot be sent to another process ({error}). {_REMEDY}"
-    part, owner = found
+    part, owner, _ = found
     return f"{owner} uses {part}, which cannot be sent to another process ({error}). {_REMEDY}"
 
 
-def _culprit(value: Any, name: str, depth: int, seen: set[int]) -> tuple[str, str] | None:
-    """Return the innermost part that cannot be packed, and whose it is."""
+def _culprit(value: Any, name: str, depth: int, seen: set[int]) -> tuple[str, str, bool] | None:
+    """Return the innermost part that cannot be packed, whose it is, and whether that is a function or class without a name."""
     seen.add(id(value))
     for part, one in _parts(value) if depth else ():
         if id(one) in seen or travels(one):
             continue
         below = f"{name}.{part}" if isinstance(value, type) else part
-        return _culprit(one, below, depth - 1, seen) or (f"{part} (a {type(one).__name__})", name)
+        nameless = _goes_by_name(one)
+        if nameless and getattr(one, "__name__", "") == "<lambda>":
+            return f"{part} (a lambda)", name, True
+        found = None if nameless else _culprit(one, below, depth - 1, seen)
+        return found or (f"{part} (a {type(one).__name__})", name, nameless)
     return None
 
 
@@ -134,6 +144,11 @@ def _parts(value: Any) -> Iterator[tuple[str, Any]]:
         yield from ((f"item {place}", one) for place, one in enumerate(value))
     elif not isinstance(value, ModuleType):
         yield from ((name, one) for name, one in getattr(value, "__dict__", {}).items() if name != "__dict__")
+
+
+def _goes_by_name(value: Any) -> bool:
+    """Return whether a function or a class of a file goes by its name alone: what is in it has no part in that."""
+    return script() is not None and isinstance(getattr(value, "__func__", value), FunctionType | type)
 
 
 def names_in(code: CodeType) -> set[str]:

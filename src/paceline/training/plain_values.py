@@ -1,82 +1,287 @@
-"""Plain copies of values, to compare them across processes: numbers, text, and lists and tables of them."""
+"""Descriptions of values, to compare them across processes: plain ones as they are, others by a word and a mark.
+
+Whatever a value does when it is looked at, describing it neither raises nor goes on for ever.
+"""
 
 from __future__ import annotations
 
+import enum
+import hashlib
 import math
-from types import FunctionType
+import sys
+from collections import deque
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import PurePath
+from types import BuiltinFunctionType, FunctionType, MappingProxyType, MethodType, ModuleType
 from typing import Any
 
-_DEEPEST, _LONGEST = 5, 1000
-"""How deep and how long what is compared may be; a longer table is data."""
-_SHOWN = 60
-_RECORDS = ("Namespace", "SimpleNamespace")
+from paceline.training.marks import array_mark, code_mark, is_array, mark
+from paceline.training.script import MAIN, name_across
+from paceline.training.task_folder import is_own
+
+_DEEPEST, _LONGEST, _MOST = 12, 1000, 20_000
+"""How deep a value is looked into, how long a list and how many parts in all are compared part by part."""
+_LONG_TEXT, _LONGEST_NUMBER = 10_000, 10_000
+"""Characters of a text and bits of a number, beyond which a mark stands for it."""
+_HASHED = 16 << 20
+"""Bytes of tensors and arrays that are read of one value; of what is beyond that the shape is compared."""
+_RECORDS = (("argparse", "Namespace"), ("types", "SimpleNamespace"))
 
 
-class Word(str):
-    """Stands for a value that is none of the plain ones, by name."""
+@dataclass(frozen=True)
+class Word:
+    """Stands for a value that is none of the plain ones: what it is called, and a mark that tells it from its like."""
 
-    __slots__ = ()
+    text: str
+    mark: str = ""
 
     def __repr__(self) -> str:
-        return str(self)
+        return self.text
+
+
+@dataclass(frozen=True)
+class Many(Word):
+    """Stands for what has parts that can be changed, and is not compared part by part: a set, a tensor, a very long list."""
+
+    __repr__ = Word.__repr__
+
+
+@dataclass(frozen=True)
+class Record:
+    """An object by its attributes."""
+
+    kind: str
+    fields: dict[str, Any] = field(default_factory=dict)
+
+    def __repr__(self) -> str:
+        return f"{self.kind}({', '.join(f'{name}={value!r}' for name, value in self.fields.items())})"
 
 
 OTHER = Word("an object")
 ABSENT = Word("absent")
+EMPTY_SET = "set()"
+_AROUND: dict[type, str] = {
+    staticmethod: "__func__",
+    classmethod: "__func__",
+    MethodType: "__func__",
+    property: "fget",
+}
+
+
+@dataclass
+class _Left:
+    """What may still be looked at of one value."""
+
+    parts: int = _MOST
+    bytes: int = _HASHED
+    path: set[int] = field(default_factory=set)
+    """The containers that this one is in."""
 
 
 def plain(value: Any) -> Any:
-    """Return a plain copy of a value, the parts of a table that are not plain left out; OTHER where it is not plain itself."""
-    left = [_LONGEST]
-    made = _copied(value, _DEEPEST, left)
-    return made if left[0] >= 0 else OTHER
+    """Return a description of a value, OTHER where there is none; equal ones have equal descriptions in every process."""
+    return _described(value, _DEEPEST, _Left())
 
 
-def plain_attribute(value: Any) -> Any:
-    """Return the same of an attribute of a class; of a method, what it was defined as."""
-    return Word(value.__qualname__) if isinstance(value, FunctionType) else plain(value)
-
-
-def _copied(value: Any, depth: int, left: list[int]) -> Any:
-    left[0] -= 1
-    if depth < 0 or left[0] < 0:
+def _described(value: Any, depth: int, left: _Left) -> Any:
+    left.parts -= 1
+    if depth < 0 or left.parts < 0:
         return OTHER
-    if isinstance(value, list | tuple):
-        parts = [_copied(one, depth - 1, left) for one in value[: _LONGEST + 1]]
-        return parts if all(one is not OTHER for one in parts) else OTHER
-    if type(value).__name__ in _RECORDS or hasattr(type(value), "__dataclass_fields__"):
-        value = getattr(value, "__dict__", None)
-    if isinstance(value, dict):
-        if len(value) > _LONGEST:
-            return OTHER
-        copied = {str(name): _copied(one, depth - 1, left) for name, one in list(value.items())}
-        return {name: one for name, one in copied.items() if one is not OTHER}
-    return _single(value)
+    is_again = id(value) in left.path
+    left.path.add(id(value))
+    try:
+        single = _single(value, depth, left)
+        if single is OTHER:
+            single = Word("itself") if is_again else _of_parts(value, depth - 1, left)
+    except Exception:  # noqa: BLE001  (a user's object may raise whatever it likes)
+        return OTHER
+    finally:
+        if not is_again:
+            left.path.discard(id(value))
+    return single
 
 
-def _single(value: Any) -> Any:
-    if value is None or isinstance(value, bool | Word):
-        return value
+def _single(value: Any, depth: int, left: _Left) -> Any:
+    """Describe what has no parts; never ask the value itself what it is, which may raise."""
     kind = type(value)
-    if kind.__module__ == "numpy" and getattr(value, "shape", None) == ():
-        value = value.item()
-    if kind.__module__ == "torch" and kind.__name__ in ("dtype", "device"):
+    if value is None or kind in (bool, Word, Many, Record):
+        return value
+    describe = next((one for base, one in _SINGLE.items() if issubclass(kind, base)), None)
+    return _library(value, kind, depth, left) if describe is None else describe(value)
+
+
+def _number(value: Any) -> Any:
+    number = int.__int__(value)
+    large = number.bit_length() > _LONGEST_NUMBER
+    return Word("a very large number", mark(hex(number))) if large else number
+
+
+def _text(value: Any) -> Any:
+    text = str.__str__(value)
+    return text if len(text) <= _LONG_TEXT else Word(f"a text of {len(text)} characters", mark(text))
+
+
+def _raw(value: Any) -> Any:
+    raw = bytes(memoryview(value))
+    return raw if len(raw) <= _LONG_TEXT else Word(f"{len(raw)} bytes", mark(raw))
+
+
+_SINGLE: dict[type, Callable[[Any], Any]] = {
+    enum.Enum: lambda value: Word(f"{type(value).__qualname__}.{value.name}"),
+    int: _number,
+    float: float.__float__,
+    str: _text,
+    bytes: _raw,
+    bytearray: _raw,
+    PurePath: lambda value: Word(f"{type(value).__name__}({str(value)!r})"),
+    complex: lambda value: Word(repr(complex.__add__(value, 0))),
+    type: lambda value: Word(value.__qualname__, name_across(value.__module__)),
+}
+"""How values of these types are described, in this order: a member of an enumeration may be a number, too."""
+
+
+def _library(value: Any, kind: type, depth: int, left: _Left) -> Any:
+    """Describe functions, and what is of torch or numpy."""
+    home = kind.__module__.partition(".")[0]
+    if kind is FunctionType:
+        return function_word(value, lambda part: _described(part, depth - 1, left))
+    if kind is BuiltinFunctionType:
+        return Word(value.__qualname__, str(value.__module__))
+    if home == "torch" and kind.__name__ in ("dtype", "device", "layout", "memory_format"):
         return Word(str(value))
-    return next((kind(value) for kind in (int, float, str) if isinstance(value, kind)), OTHER)
+    if home not in ("torch", "numpy"):
+        return OTHER
+    if is_array(value):
+        text, size = f"a {kind.__name__} of shape {tuple(value.shape)}, {value.dtype}", int(value.nbytes)
+        left.bytes -= size
+        return Many(text, array_mark(value) if left.bytes >= 0 else "")
+    return plain(value.item()) if home == "numpy" and getattr(value, "shape", None) == () else OTHER
+
+
+def function_word(function: FunctionType, described: Any = plain) -> Word:
+    """Describe a function by its name, its code and what it has bound."""
+    bound = [*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).items()]
+    for cell in function.__closure__ or ():
+        try:
+            held = cell.cell_contents
+        except ValueError:  # it is empty yet
+            continue
+        # A table that a function keeps to itself is its own affair: mostly a cache.
+        if type(held) in (bool, int, float, str, tuple, FunctionType, partial) or issubclass(
+            type(held), type
+        ):
+            bound.append(held)
+    name = function.__qualname__
+    name = "<lambda>" if name.endswith("<lambda>") else name  # wherever it was written
+    return Word(name, mark(code_mark(function.__code__) + whole([described(one) for one in bound])))
+
+
+def _of_parts(value: Any, depth: int, left: _Left) -> Any:
+    kind = type(value)
+    if kind in _AROUND:
+        return _described(getattr(value, _AROUND[kind]), depth, left)
+    if kind is partial:
+        parts = [_described(one, depth, left) for one in (value.func, value.args, value.keywords)]
+        return Word(f"partial({', '.join(map(repr, parts))})", mark(whole(parts)))
+    value, kind = (dict(value), dict) if kind is MappingProxyType else (value, kind)
+    base = next((one for one in (list, tuple, deque, set, frozenset, dict) if issubclass(kind, one)), None)
+    if base is None:
+        return _object(value, kind, depth, left)
+    if base is dict:
+        return _table(value, depth, left)
+    # The type's own ways: those of a class that is made of it may raise.
+    inside, length = base.__iter__(value), base.__len__(value)
+    return _set(inside, depth, left) if base in (set, frozenset) else _list(inside, length, depth, left)
+
+
+def _set(parts: Any, depth: int, left: _Left) -> Any:
+    texts = sorted(whole(_described(one, depth, left)) for one in parts)
+    shown = f"{{{', '.join(texts)}}}" if texts else EMPTY_SET
+    return Many(shown if len(shown) <= _LONGEST else f"a set of {len(texts)}", mark(shown))
+
+
+def _list(parts: Any, length: int, depth: int, left: _Left) -> Any:
+    if length <= _LONGEST:
+        return [_described(one, depth, left) for one in parts]
+    made = hashlib.sha256()
+    for _, one in zip(range(_MOST), parts, strict=False):
+        made.update(whole(_described(one, depth, left)).encode())
+        left.parts += type(one) in (int, float, str, bool)  # these are cheap
+    return Many(f"a list of {length}", made.hexdigest()[:16])
+
+
+def _table(value: dict[Any, Any], depth: int, left: _Left) -> Any:
+    if dict.__len__(value) > _LONGEST:
+        keys = _list(dict.keys(value), dict.__len__(value), depth, left)
+        parts = _list(dict.values(value), dict.__len__(value), depth, left)
+        return Many(f"a table of {dict.__len__(value)}", mark(whole([keys, parts])))
+    made: dict[Any, Any] = {}
+    for name, one in list(dict.items(value)):
+        key = _described(name, depth, left)
+        if type(key) not in (str, int, float, bool, bytes, type(None)):
+            key = Word(whole(key))
+        made[key] = _described(one, depth, left)
+    return made
+
+
+def _object(value: Any, kind: type, depth: int, left: _Left) -> Any:
+    """Describe an object of the user's own classes, and one that is made to hold attributes."""
+    if issubclass(kind, ModuleType):
+        return OTHER
+    home = kind.__module__
+    fields = type.__getattribute__(kind, "__dict__").get("__dataclass_fields__", {})
+    is_users = name_across(home) == MAIN or is_own(sys.modules.get(home))
+    if not (is_users or fields or (home, kind.__name__) in _RECORDS):
+        return OTHER
+    slots = [one.__dict__.get("__slots__", ()) for one in kind.__mro__]
+    names = [name for one in slots for name in ((one,) if isinstance(one, str) else one)]
+    held: dict[str, Any] = {}
+    for name in names:
+        try:
+            held[name] = object.__getattribute__(value, name)
+        except AttributeError:
+            continue
+    if "__dict__" not in held:
+        with suppress(AttributeError):  # it has slots alone
+            held.update(object.__getattribute__(value, "__dict__"))
+    # What torch keeps of a model there is weights: they are the training's.
+    is_model = "_parameters" in held and "_modules" in held
+    return Record(
+        kind.__qualname__,
+        {
+            name: _described(one, depth, left)
+            for name, one in list(held.items())
+            if not name.startswith("__") and not (is_model and name.startswith("_"))
+        },
+    )
+
+
+def whole(value: Any) -> str:
+    """Return all of a description as text, marks included."""
+    if isinstance(value, Word):
+        return f"{value.text}#{value.mark}" if value.mark else value.text
+    if isinstance(value, Record):
+        return f"{value.kind}({whole(value.fields)})"
+    if isinstance(value, list):
+        return f"[{', '.join(map(whole, value))}]"
+    if isinstance(value, dict):
+        return f"{{{', '.join(f'{whole(name)}: {whole(one)}' for name, one in value.items())}}}"
+    return repr(value)
 
 
 def same(one: Any, other: Any) -> bool:
-    """Return whether two plain values are equal; what is no number equals itself."""
+    """Return whether two descriptions are equal; what is no number equals itself, and what cannot be described its like."""
     if isinstance(one, float) and isinstance(other, float) and math.isnan(one) and math.isnan(other):
         return True
     if isinstance(one, list) and isinstance(other, list):
         return len(one) == len(other) and all(map(same, one, other))
     if isinstance(one, dict) and isinstance(other, dict):
         return one.keys() == other.keys() and all(same(one[name], other[name]) for name in one)
+    if isinstance(one, Record) and isinstance(other, Record):
+        return one.kind == other.kind and same(one.fields, other.fields)
+    if isinstance(one, Word) and isinstance(other, Word) and one.text == other.text:
+        return one.mark == other.mark or not (one.mark and other.mark)
     return bool(one == other)
-
-
-def shown(value: Any) -> str:
-    """Return a value for a message, cut where it is long."""
-    text = repr(value)
-    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."

@@ -8,7 +8,7 @@ import importlib.util
 import inspect
 import math
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -19,7 +19,7 @@ from paceline.errors import InputError, UnknownNameError
 from paceline.task import Task
 from paceline.training.launcher_values import LauncherValues
 from paceline.training.options import PRECISIONS
-from paceline.training.script import importing
+from paceline.training.script import READ, importing, started_here
 from paceline.training.spec import TrainSpec
 from paceline.training.task_folder import beside
 
@@ -28,13 +28,27 @@ _DECLARED: Mapping[str, type] = {"early_stopping": EarlyStopping, "keep_best": B
 _METHODS = tuple(name for name, value in vars(Task).items() if inspect.isfunction(value) and name[0] != "_")
 
 
-def load_task(reference: str, settings: Mapping[str, str], launcher: LauncherValues | None = None) -> Task:
+def _unheard(_: str) -> None:
+    """Nobody is told."""
+
+
+def load_task(
+    reference: str,
+    settings: Mapping[str, str],
+    launcher: LauncherValues | None = None,
+    note: Callable[[str], None] = _unheard,
+) -> Task:
     """Make the task; `settings` are its constructor's arguments as text; `launcher` is what the launching process has."""
     place, _, name = reference.rpartition(":") if ":" in reference else (reference, "", "")
     module = _from_file(Path(place)) if place.endswith(".py") else _from_package(place)
+    if launcher is not None and launcher.remedy and getattr(module, name, None) is None:
+        raise InputError(
+            f"{place} has no {name} where workers read it: they run it as far as the first call of paceline in it, and nothing "
+            f'that stands under `if __name__ == "__main__":`. Define {name} above.'
+        )
     kind = _choose(module, name, place)
-    if launcher is not None:
-        launcher.check(module)
+    for text in () if launcher is None else launcher.check(module):
+        note(text)
     task = kind(**arguments(kind, settings))
     check_task(task)
     return task
@@ -44,12 +58,13 @@ _opened: dict[bytes, type[Task]] = {}
 """The classes that were sent to this process: each is one class, however often its task is made."""
 
 
-def make_task(spec: TrainSpec) -> Task:
-    """Make the task of a training, from where it is found or from what was sent."""
+def make_task(spec: TrainSpec, note: Callable[[str], None] = _unheard) -> Task:
+    """Make the task of a training, from where it is found or from what was sent; `note` hears what the user is to know."""
     if spec.shipped is None:
-        return load_task(spec.task, spec.settings, spec.launcher)
+        return load_task(spec.task, spec.settings, spec.launcher, note)
     found = _opened.get(spec.shipped.content) or spec.shipped.open()
-    spec.launcher.check()
+    for text in spec.launcher.check():
+        note(text)
     if isinstance(found, type):
         _opened[spec.shipped.content] = found
     task: Task = found if isinstance(found, Task) else found(**arguments(found, spec.settings))
@@ -83,6 +98,8 @@ def check_task(task: Task) -> None:
 def _from_file(path: Path) -> ModuleType:
     if not path.is_file():
         raise InputError(f"there is no file {path}. Give the path of a Python file: path.py:Class.")
+    if (here := started_here(str(path))) is not None:
+        return here  # this process has joined a world: what it has set itself counts
     with beside(path.resolve().parent):
         module = _read(path)
     sys.modules[path.stem] = module
@@ -94,20 +111,17 @@ def _read(path: Path) -> ModuleType:
     name = path.stem
     # A process may make its task twice, and what a module registers with torch it can register only once.
     there, state = sys.modules.get(name), _state_of(path)
-    if there is not None and getattr(there, _READ, None) == state:
+    if there is not None and getattr(there, READ, None) == state:
         return there
     spec = importlib.util.spec_from_file_location(name, path.resolve())
     if spec is None or spec.loader is None:
         raise InputError(f"{path} cannot be imported as Python.")
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
-    vars(module)[_READ] = state
+    vars(module)[READ] = state
     with importing():
         spec.loader.exec_module(module)
     return module
-
-
-_READ = "__paceline_read__"
 
 
 def _state_of(path: Path) -> tuple[str, int, int]:

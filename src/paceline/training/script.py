@@ -12,6 +12,9 @@ MAIN = "__main__"
 MAIN_ALIAS = "__mp_main__"
 """The name under which a worker imports the user's script, as multiprocessing does: `if __name__ == "__main__"` stays quiet."""
 
+READ = "__paceline_read__"
+"""By which a module is known that was read from a file, and as of when."""
+
 _importing = False
 
 
@@ -40,8 +43,8 @@ def importing() -> Iterator[None]:
 
 def import_script(path: str) -> ModuleType:
     """Import the user's script under its alias, as far as its call of `launch`, once in a worker's life."""
-    there = sys.modules.get(MAIN_ALIAS)
-    if there is not None and there.__file__ == path:
+    there = _of_file(sys.modules.get(MAIN_ALIAS), path) or started_here(path)
+    if there is not None:
         sys.modules[MAIN] = there  # where the process was the script's own again in between
         return there
     module = ModuleType(MAIN_ALIAS)
@@ -49,6 +52,23 @@ def import_script(path: str) -> ModuleType:
     with importing():
         execute(path, module)
     return module
+
+
+def started_here(path: str) -> ModuleType | None:
+    """Return the main module where this process runs a file as its script: one that joins a world has its own values in it."""
+    main = sys.modules.get(MAIN)
+    return _of_file(main, path) if main is not None and main.__name__ == MAIN else None
+
+
+def _of_file(module: ModuleType | None, path: str) -> ModuleType | None:
+    file = getattr(module, "__file__", None)
+    return module if file is not None and Path(file).resolve() == Path(path).resolve() else None
+
+
+def name_across(name: str) -> str:
+    """Return the name of a module in the process that launches: a worker has the script under another."""
+    is_script = name == MAIN_ALIAS or READ in getattr(sys.modules.get(name), "__dict__", {})
+    return MAIN if is_script else name
 
 
 @contextmanager

@@ -1,17 +1,20 @@
 """Which values a file's source fixes: every process that imports it has the same, unless it changes them afterwards.
 
-What is computed of the time, the environment, a process's number or a file may well be another in each process; so may what the
-code that runs writes itself: a counter, a cache.
+What is computed of the environment or a file may well be another in each process.
 """
 
 from __future__ import annotations
 
 import ast
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
+from functools import lru_cache
 from itertools import chain
 from pathlib import Path
 from typing import TypeAlias
+
+from paceline.training.plain_values import Record
+from paceline.training.source_writes import MUTATORS, Function, Write, functions_in, writes_of
 
 Reached: TypeAlias = frozenset[tuple[str, int]]
 """Functions that run, by module and first line."""
@@ -34,25 +37,25 @@ _PURE = {
 _PURE |= {"reversed", "round", "set", "slice", "sorted", "str", "sum", "tuple", "zip"}
 _HARMLESS = _PURE | {"print", "isinstance", "repr", "type", "paceline"}
 """What may be given a table, and leaves it as it is."""
-_MUTATORS = frozenset(
-    [
-        "add",
-        "append",
-        "appendleft",
-        "clear",
-        "discard",
-        "extend",
-        "insert",
-        "pop",
-        "popitem",
-        "remove",
-        "setdefault",
-        "update",
-    ]
-)
+_KINDS = {"staticmethod", "classmethod", "property"}
+_STEADY = {"torch", "math", "numpy", "functools", "pathlib", "types", "argparse", "enum", "collections"}
+"""Modules whose names stand for the same in every process."""
+_MADE = {
+    "SimpleNamespace",
+    "Namespace",
+    "Path",
+    "PurePath",
+    "partial",
+    "device",
+    "OrderedDict",
+    "deque",
+    "exp",
+    "log",
+    "sqrt",
+}
+"""What they make that is the same in every process, of the same."""
 _OPEN = None
 """Stands for what a name is bound to where that may be anything."""
-_Function: TypeAlias = ast.FunctionDef | ast.AsyncFunctionDef
 _Bound: TypeAlias = dict[str, list[ast.expr | None]]
 
 
@@ -61,93 +64,93 @@ def is_fixed(
 ) -> bool:
     """Return whether the source says what a global, or an attribute of the class `owner`, is after the import.
 
-    `mutable` says that it is a list or a table, and `is_here` whether the importing process has a value.
+    `mutable` says that it is a list, a table or an object, and `is_here` whether the importing process has a value.
     """
-    tree = _tree(file)
-    if tree is None:
+    tree = tree_of(file)
+    found = None if tree is None else scopes_of(tree, owner)
+    if tree is None or found is None:
         return False
-    outer = _Scope(tree.body)
-    if not owner:
-        if _is_touched(tree, name) or (mutable and name in outer.passed):
-            return any(is_here(one) for one in _literals(outer.bound.get(name, ())))
-        return outer.fixes(name)
-    body: list[ast.stmt] = tree.body
-    scope = outer
-    for part in owner.split("."):
-        found = next((one for one in body if isinstance(one, ast.ClassDef) and one.name == part), None)
-        if found is None or found.decorator_list or found.keywords:
-            return False
-        body, scope = found.body, _Scope(found.body, outer)
-    if _is_touched(tree, name):
+    outer, scope = found
+    touched = any(
+        (mutable or not one.passed) and one.key_of(owner, name) is not None
+        for one in writes_of(functions_in(tree), tree)
+    )
+    if touched or (mutable and not owner and name in outer.passed):
         return any(is_here(one) for one in _literals(scope.bound.get(name, ())))
     put = f"{owner}.{name}"
+    if not owner:
+        inner = [one for one in outer.bound if one.startswith(f"{name}.")]
+        return outer.fixes(name) and all(outer.fixes(one) for one in inner)
     # What the class has from nowhere in its source, the launcher has put there.
     return (name not in scope.bound or scope.fixes(name)) and (put not in outer.bound or outer.fixes(put))
 
 
-def _is_touched(tree: ast.Module, name: str) -> bool:
-    """Return whether some function writes a name: it may have been called at the import."""
-    return any(_writes(node, name) for node in ast.walk(tree) if isinstance(node, _Function))
+def scopes_of(tree: ast.Module, owner: str) -> tuple[Scope, Scope] | None:
+    """Return what the module binds, and what the class does: the same where there is none. None where it is made by others."""
+    scope = outer = Scope(tree.body)
+    body: list[ast.stmt] = tree.body
+    for part in owner.split(".") if owner else ():
+        found = next((one for one in body if isinstance(one, ast.ClassDef) and one.name == part), None)
+        if found is None or found.keywords or not all(map(_is_dataclass, found.decorator_list)):
+            return None
+        body, scope = found.body, Scope(found.body, outer)
+    return outer, scope
+
+
+def _is_dataclass(decorator: ast.expr) -> bool:
+    called = decorator.func if isinstance(decorator, ast.Call) else decorator
+    return ast.unparse(called) in ("dataclass", "dataclasses.dataclass")
 
 
 def _literals(bound: Iterable[ast.expr | None]) -> Iterator[object]:
     for one in bound:
-        if one is not None:
-            with suppress(ValueError, TypeError, SyntaxError):
+        with suppress(ValueError, TypeError, SyntaxError):
+            if isinstance(one, ast.Call) and not one.args:
+                name = ast.unparse(one.func).rpartition(".")[2]
+                given = {str(part.arg): ast.literal_eval(part.value) for part in one.keywords}
+                if name in ("dict", "SimpleNamespace", "Namespace"):
+                    yield given if name == "dict" else Record(name, given)
+            elif one is not None:
                 yield ast.literal_eval(one)
 
 
-def is_written(name: str, reached: Reached, files: Mapping[str, str | None]) -> bool:
-    """Return whether a function that runs writes a name itself."""
+def written_by(reached: Reached, files: Callable[[str], str | None]) -> list[Write]:
+    """Return what the functions that run write themselves; `files` gives the file of a module."""
+    found: list[Write] = []
     for module in sorted({module for module, _ in reached}):
-        tree = _tree(files.get(module))
+        tree = tree_of(files(module))
         lines = {line for one, line in reached if one == module}
-        for node in ast.walk(tree) if tree is not None else ():
-            if isinstance(node, _Function) and _first_line(node) in lines and _writes(node, name):
-                return True
-    return False
+        if tree is not None:
+            found += writes_of((one for one in functions_in(tree) if _first_line(one) in lines), tree)
+    return found
 
 
-def _first_line(node: _Function) -> int:
+def _first_line(node: Function) -> int:
     return min(one.lineno for one in (node, *node.decorator_list))
 
 
-def _writes(function: _Function, name: str) -> bool:
-    return any(_is_write(node, name) for node in ast.walk(function))
-
-
-def _is_write(node: ast.AST, name: str) -> bool:
-    match node:
-        case ast.Global():
-            return name in node.names
-        case ast.Subscript(ctx=ast.Store() | ast.Del()):
-            return _last(node.value) == name
-        case ast.Attribute(value=ast.Name(id="self")):
-            return False
-        case ast.Attribute(ctx=ast.Store() | ast.Del()):
-            return node.attr == name
-        case ast.Call(func=ast.Attribute() as called):
-            return called.attr in _MUTATORS and _last(called.value) == name
-    return False
-
-
-def _last(node: ast.expr) -> str | None:
-    return node.id if isinstance(node, ast.Name) else node.attr if isinstance(node, ast.Attribute) else None
-
-
-def _tree(file: str | None) -> ast.Module | None:
+def tree_of(file: str | None) -> ast.Module | None:
+    """Return a file's source, read; None where it cannot be."""
     try:
-        return ast.parse(Path(file or "").read_bytes())
-    except (OSError, SyntaxError, ValueError):
+        state = Path(file or "").stat()
+        return _parsed(file or "", state.st_mtime_ns, state.st_size)
+    except (OSError, SyntaxError, ValueError, RecursionError, MemoryError):
         return None
 
 
-class _Scope:
+@lru_cache(maxsize=16)
+def _parsed(file: str, _changed: int, _size: int) -> ast.Module:
+    return ast.parse(Path(file).read_bytes())
+
+
+class Scope:
     """What the statements of a module or of a class bind, and to what."""
 
-    def __init__(self, body: list[ast.stmt], outer: _Scope | None = None) -> None:
+    def __init__(self, body: list[ast.stmt], outer: Scope | None = None) -> None:
         self.bound: _Bound = {}
         self.passed: set[str] = set()
+        self.imported: set[str] = set()
+        self.classes = {one.name: one for one in body if isinstance(one, ast.ClassDef)}
         self._outer, self._asked = outer, set[str]()
         self._read(body, [])
 
@@ -171,7 +174,7 @@ class _Scope:
             self._statement(node, given)
             tests = [*given, node.test] if isinstance(node, ast.If | ast.While) else given
             for part in ("body", "orelse", "finalbody"):
-                if not isinstance(node, _Function | ast.ClassDef):
+                if not isinstance(node, Function | ast.ClassDef):
                     self._read(getattr(node, part, []), tests)
             for handler in getattr(node, "handlers", []):
                 self._read(handler.body, [_OPEN])
@@ -186,8 +189,10 @@ class _Scope:
             case ast.For() | ast.AsyncFor():
                 self._bind(node.target, [node.iter, *given])
             case ast.Import() | ast.ImportFrom():
-                self._open(alias.asname or alias.name.partition(".")[0] for alias in node.names)
-            case ast.FunctionDef(decorator_list=[]):
+                self._import(node, given)
+            case ast.FunctionDef(decorator_list=by) | ast.ClassDef(decorator_list=by, keywords=[]) if all(
+                _is_dataclass(one) or ast.unparse(one) in _KINDS for one in by
+            ):
                 self.bound.setdefault(node.name, []).extend([ast.Constant(None), *given])
             case ast.ClassDef() | ast.FunctionDef() | ast.AsyncFunctionDef():
                 self._open([node.name])
@@ -197,9 +202,18 @@ class _Scope:
                 )
             case ast.Delete() | ast.Match():
                 self._open(_names(node))
-        if not isinstance(node, _Function | ast.ClassDef):
+        if not isinstance(node, Function | ast.ClassDef):
             for call in _calls(node):
                 self._call(call, given)
+
+    def _import(self, node: ast.Import | ast.ImportFrom, given: list[ast.expr | None]) -> None:
+        """Note names of other modules: those of some libraries stand for the same everywhere."""
+        for alias in node.names:
+            name = alias.asname or alias.name.partition(".")[0]
+            self.imported.add(name)
+            home = (getattr(node, "module", None) or alias.name).partition(".")[0]
+            steady = home in _STEADY and not (isinstance(node, ast.ImportFrom) and node.level)
+            self.bound.setdefault(name, []).extend([ast.Constant(None) if steady else _OPEN, *given])
 
     def _open(self, names: Iterable[str]) -> None:
         """Note names that are bound to what may be anything."""
@@ -210,7 +224,7 @@ class _Scope:
         arguments = [*call.args, *(one.value for one in call.keywords)]
         root: ast.expr = call.func
         if isinstance(root, ast.Attribute):
-            if root.attr in _MUTATORS:
+            if root.attr in MUTATORS:
                 self._bind(ast.Subscript(root.value, ast.Constant(None), ast.Store()), [*arguments, *given])
             while isinstance(root, ast.Attribute):
                 root = root.value
@@ -234,19 +248,44 @@ class _Scope:
         """Return whether an expression is made of nothing but what the source says."""
         if isinstance(node, ast.Name):
             return node.id in bound or self.knows(node.id)
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id not in _PURE:
+        if isinstance(node, ast.Lambda):
+            return True  # its code
+        if isinstance(node, ast.Call) and not self._is_pure(node.func):
             return False
-        if isinstance(node, ast.Lambda | ast.Await | ast.Yield | ast.YieldFrom | ast.NamedExpr):
+        if isinstance(node, ast.Await | ast.Yield | ast.YieldFrom | ast.NamedExpr):
             return False
         if isinstance(node, ast.ListComp | ast.SetComp | ast.DictComp | ast.GeneratorExp):
             bound |= set(chain.from_iterable(_names(one.target) for one in node.generators))
         return all(self._closed(one, bound) for one in ast.iter_child_nodes(node))
 
+    def _is_pure(self, called: ast.expr) -> bool:
+        """Return whether a call gives the same wherever it is given the same."""
+        text = ast.unparse(called)
+        if isinstance(called, ast.Name):
+            return text in _PURE or text in _KINDS or text in _MADE or self._is_record(text)
+        root = next((one.id for one in ast.walk(called) if isinstance(one, ast.Name)), "")
+        known = self.imported | (self._outer.imported if self._outer is not None else set())
+        return isinstance(called, ast.Attribute) and (
+            root not in known or root == "math" or text.rpartition(".")[2] in _MADE
+        )
+
+    def _is_record(self, name: str) -> bool:
+        """Return whether a name is that of a dataclass of this file, which has nothing but what the source says."""
+        scope = self if self._outer is None else self._outer
+        found = scope.classes.get(name)
+        if found is None or not found.decorator_list or not all(map(_is_dataclass, found.decorator_list)):
+            return False
+        fields = [one for one in found.body if isinstance(one, ast.AnnAssign) and one.value is not None]
+        made = any(isinstance(one, Function) and one.name.startswith("__") for one in found.body)
+        return not made and all(
+            self._closed(one.value, frozenset()) for one in fields if one.value is not None
+        )
+
     def knows(self, name: str) -> bool:
         """Return whether code in this scope finds by a name nothing but what the source fixes."""
         if name in self.bound:
             return self.fixes(name)
-        return self._outer.knows(name) if self._outer is not None else name in _PURE
+        return self._outer.knows(name) if self._outer is not None else name in _PURE | _KINDS
 
 
 def _names(node: ast.AST) -> set[str]:

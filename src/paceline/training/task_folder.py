@@ -72,19 +72,26 @@ def _own_modules() -> Mapping[str, tuple[ModuleType, str]]:
 
 def is_own(module: ModuleType | None) -> bool:
     """Return whether a module is the user's: it lies in a file, and in no library."""
-    if module is None or getattr(module, "__name__", "paceline").partition(".")[0] == "paceline":
+    if module is None or _name(module).partition(".")[0] == "paceline":
         return False
     home = _home(module)
     return bool(home) and not home.startswith(_libraries())
 
 
+def _name(module: ModuleType) -> str:
+    name = getattr(module, "__dict__", {}).get("__name__", "paceline")
+    return name if isinstance(name, str) else "paceline"
+
+
 def _home(module: ModuleType) -> str:
     """Return the folder that is searched for a module to be found; empty for what lies in none."""
-    found = getattr(module, "__file__", None)
-    parts = getattr(module, "__path__", None)
-    if parts is not None:
-        found = next(iter(parts), None)
-    return _real(str(Path(found).parent)) if isinstance(found, str) else ""
+    held = getattr(module, "__dict__", {})  # asked itself, a module that loads late may import much, or raise
+    found, parts = held.get("__file__"), held.get("__path__")
+    try:
+        found = found if parts is None else next(iter(parts), None)
+        return _real(str(Path(found).parent)) if isinstance(found, str) else ""
+    except Exception:  # noqa: BLE001  (what stands there may be anything)
+        return ""
 
 
 def _real(folder: str) -> str:

@@ -38,7 +38,8 @@ from paceline.training.strategy_inputs import structure_of
 def main(run: Run, spec: TrainSpec) -> dict[str, Any]:
     """Train a task from where the run stands to its end, and give the result."""
     started = time.perf_counter()
-    task, state = make_task(spec), engine_of(run).state
+    state = engine_of(run).state
+    task = make_task(spec, lambda text: state.emit(Note(text=text)))
     check_shards(task.shards, state.options)
     result = Trainer(task, spec, run).train()
     result["wall_s"] = round(time.perf_counter() - started, 3)

@@ -37,6 +37,9 @@ SECRET, SECRET_FILE = "PACELINE_SECRET", "PACELINE_SECRET_FILE"
 STORE, RUNTIME_DIR = "PACELINE_STORE", "PACELINE_RUNTIME_DIR"
 """The variables that say where the launcher serves the run's store, and in which folder workers may open their sockets."""
 
+CHANGED_VALUES = "PACELINE_CHANGED_VALUES"
+"""The variable that says what becomes of values that the launching process has changed and workers have not."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Identity:
@@ -195,6 +198,14 @@ def slurm_task() -> SlurmTask | None:
 def read(name: str) -> str | None:
     """Return a variable's text, or None when it is not set."""
     return os.environ.get(name)
+
+
+def refuses_changed_values() -> bool:
+    """Return whether a run ends where workers lack what the launching process has changed; else that is told."""
+    said = read(CHANGED_VALUES) or "refuse"
+    if said not in ("refuse", "note"):
+        raise InputError(f"{CHANGED_VALUES} is {said!r}, but must be refuse or note.")
+    return said == "refuse"
 
 
 def export(variables: Mapping[str, str]) -> None:

@@ -34,7 +34,7 @@ def program(first: str, run: paceline.Run, *rest: Any, **named: Any) -> tuple[An
 def test_a_function_that_a_worker_cannot_find_is_named_with_what_to_do() -> None:
     call = FunctionCall(module="json", name="late", main_path=None, payload=Payload(b""), options={})
     with pytest.raises(InputError, match=r"json has no late above .* Define the function above that call"):
-        call.resolve()
+        call.resolve(print)
 
 
 def test_arguments_that_are_bound_to_a_function_go_with_it() -> None:

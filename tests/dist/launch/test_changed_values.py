@@ -21,6 +21,7 @@ BEGUN, OWN = time.time(), os.getpid()
 RANK = int(os.environ.get("RANK", "-1"))
 IS_MAIN = __name__ == "__main__"
 CALLS, CACHE = 0, {}
+RATE = float(os.environ.get("RATE", "0"))
 
 def remembered(key):
     global CALLS
@@ -28,18 +29,25 @@ def remembered(key):
     return CACHE.setdefault(key, key)
 
 class Lines(paceline.Task):
-    batch_size, shards, steps, lr = 16, 2, 2, 0.1
-    def model(self): return nn.Linear(4, 1)
+    batch_size, shards, steps, lr, act = 16, 2, 2, 0.1, nn.Identity
+    def model(self): return nn.Sequential(self.act(), nn.Linear(4, 1))
     def optimizer(self, model):
         return torch.optim.SGD(model.parameters(), lr=self.lr * CFG["lr"] * settings_of_it.FACTOR)
     def train_data(self): return TensorDataset(POINTS, POINTS.sum(1, keepdim=True))
     def loss(self, model, batch):
         return paceline.Loss.mean((model(batch[0]) - batch[1]).square().flatten())
 
+class Given(Lines):
+    def optimizer(self, model): return torch.optim.SGD(model.parameters(), lr=RATE)
+
+def scales(run): return SCALE
+
+def rates(task): return round(paceline.train(task, steps=2, progress=False).history.learning_rate[1], 6)
+
 def scaled(): return CFG["lr"] * SCALE
 
 def main(run):
-    told = BEGUN, OWN, RANK, IS_MAIN, remembered(3), CALLS, CACHE
+    told = BEGUN, OWN, RANK, RATE, IS_MAIN, remembered(3), CALLS, CACHE
     return scaled()
 
 def tried(call):
@@ -55,16 +63,19 @@ def launch(): tried(lambda: paceline.launch(main, threads=1))
 
 if __name__ == "__main__":
 """
-SETTING = "settings={'lr': 0.01}, or set it on an instance of the task and give that."
+MEANT = "Where it is meant so, PACELINE_CHANGED_VALUES=note runs it all the same."
+SETTING = "settings={'lr': 0.01}, or set it on an instance of the task and give that. " + MEANT
 
 
-def said(folder: Path, body: str, **environment: str) -> list[str]:
-    """What a script prints of its calls."""
+def started(
+    folder: Path, body: str, command: list[str], **environment: str
+) -> subprocess.CompletedProcess[str]:
+    """Run a script."""
     (folder / "settings_of_it.py").write_text("FACTOR = 1\n")
     script = folder / "script.py"
     script.write_text(TOP + "".join(f"    {line}\n" for line in body.splitlines()))
     done = subprocess.run(
-        [sys.executable, str(script)],
+        command,
         cwd=folder,
         env={**os.environ, **environment},
         capture_output=True,
@@ -72,8 +83,16 @@ def said(folder: Path, body: str, **environment: str) -> list[str]:
         timeout=120,
         check=False,
     )
-    found = [line for line in done.stdout.splitlines() if line.startswith(("ran", "refused:"))]
     assert done.returncode == 0, done.stderr
+    return done
+
+
+def said(folder: Path, body: str, told: list[str] | None = None, **environment: str) -> list[str]:
+    """What a script prints of its calls; `told` takes the notes."""
+    done = started(folder, body, [sys.executable, "script.py"], **environment)
+    if told is not None:
+        told += [line for line in done.stderr.splitlines() if line.startswith("note:")]
+    found = [line for line in done.stdout.splitlines() if line.startswith(("ran", "refused:"))]
     assert len(found) == body.count("train(") + body.count("launch()"), done.stderr
     return found
 
@@ -86,7 +105,7 @@ def test_a_function_reads_a_global_that_was_changed(tmp_path: Path) -> None:
     assert (remembered, first) == ("ran", "ran"), "what each process has of its own is its own"
     assert table == (
         "refused: CFG is {'lr': 0.01} in the process that launches and {'lr': 0.1} in the workers, which import the script anew: "
-        "pass it as an argument, launch(main, CFG), or set it inside of main."
+        "pass it as an argument, launch(main, CFG), or set it inside of main. " + MEANT
     )
     assert "SCALE is 2.0 in the process that launches and 1.0 in the workers" in plain
 
@@ -115,10 +134,59 @@ def test_what_torch_makes_tensors_as(tmp_path: Path) -> None:
         )
 
 
-@pytest.mark.parametrize("call", ["train(Lines)", "train(Lines())"])
-def test_a_process_that_is_a_worker_itself(tmp_path: Path, call: str) -> None:
-    world = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
-    (text,) = said(tmp_path, f"Lines.lr = 0.01; {call}", **world)
-    assert "lr of Lines is 0.01 in the process that launches and 0.1 in the workers" in text or (
-        text == "ran" and call == "train(Lines())"
+def test_what_may_matter_is_told_once(tmp_path: Path) -> None:
+    body = """
+RATE = 0.5; launch()
+train(Given); RATE = 0.25
+Lines.act = nn.Tanh; train(Lines)
+""".strip()
+    told: list[str] = []
+    assert [one[:7] for one in said(tmp_path, body, told, RATE="0.25")] == ["ran", "ran", "refused"]
+    assert len(told) == 2, "by one worker, once in a run"
+    assert told[0] == (
+        "note: RATE is 0.5 in the process that launches and 0.25 in the workers, which import script.py anew; pass it as an "
+        "argument, launch(main, RATE), or set it inside of main, if they are to have it"
     )
+
+
+def test_a_difference_that_is_meant(tmp_path: Path) -> None:
+    told: list[str] = []
+    ran = said(
+        tmp_path,
+        "SCALE = 2.0; launch()\nLines.lr = 0.01; train(Lines)",
+        told,
+        PACELINE_CHANGED_VALUES="note",
+    )
+    assert ran == ["ran", "ran"]
+    assert "SCALE is 2.0 in the process that launches and 1.0 in the workers" in told[0]
+    assert "Lines.lr is 0.01 in the process that launches and 0.1 in the workers" in told[1]
+
+
+def test_what_workers_cannot_find(tmp_path: Path) -> None:
+    body = """
+class Late(Lines): lr = 0.2
+train(Late)
+made = Lines(); made.make = lambda: 1; train(made)
+""".strip()
+    late, made = said(tmp_path, body)
+    assert "has no Late where workers read it" in late
+    assert 'nothing that stands under `if __name__ == "__main__":`. Define Late above.' in late
+    assert "Lines has make (a lambda), which cannot be sent to another process" in made
+
+
+JOINED = (
+    "Lines.lr = SCALE = 0.01\nprint(rates(Lines), rates(Lines()), paceline.launch(scales)[0], flush=True)"
+)
+
+
+@pytest.mark.parametrize("starter", ["itself", "torchrun", "paceline run"])
+def test_a_process_that_is_a_worker_itself_has_what_it_has_set(tmp_path: Path, starter: str) -> None:
+    world = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
+    scripts = Path(sys.executable).parent
+    commands = {
+        "itself": [sys.executable, "script.py"],
+        "torchrun": [str(scripts / "torchrun"), "--nproc-per-node", "2", "script.py"],
+        "paceline run": [str(scripts / "paceline"), "run", "--workers", "2", "script.py"],
+    }
+    done = started(tmp_path, JOINED, commands[starter], **(world if starter == "itself" else {}))
+    assert "0.001 0.001 0.01" in done.stdout.splitlines(), done.stderr

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from paceline.training.source_values import is_fixed, is_written
+from paceline.training.source_values import is_fixed, written_by
+from paceline.training.source_writes import ANY
 
 SOURCE = """
 import os, time
@@ -97,9 +98,14 @@ def test_what_the_code_that_runs_writes(file: str) -> None:
         for word in ("def register", "def count", "def step")
     }
     reached = {word: frozenset({("source", line)}) for word, line in lines.items()}
-    files = {"source": file}
-    assert is_written("NAMES", reached["def register"], files)
-    assert is_written("CALLS", reached["def count"], files)
-    assert is_written("seen", reached["def step"], files)
-    assert not is_written("lr", reached["def step"], files), "that is the object's own"
-    assert not is_written("CALLS", reached["def register"], files)
+
+    def keys(word: str, name: str, owner: str = "") -> list[object]:
+        found = [one.key_of(owner, name) for one in written_by(reached[word], {"source": file}.get)]
+        return [one for one in found if one is not None]
+
+    assert keys("def register", "NAMES") == [ANY]
+    assert keys("def count", "CALLS") == [ANY]
+    assert keys("def step", "seen", "Task") == [ANY]
+    assert not keys("def step", "lr", "Task"), "that is the object's own"
+    assert not keys("def step", "lr", "Other"), "nor is it another's"
+    assert not keys("def register", "CALLS")

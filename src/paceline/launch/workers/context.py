@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from typing import Any
 
 from paceline.launch.workers.membership_client import MembershipClient
+from paceline.observe import Note
 from paceline.recovery.membership import FixedMembership, Membership
 from paceline.training import folder
 from paceline.training.listeners import Listeners
@@ -48,8 +49,8 @@ class Worker:
 
 
 @contextlib.contextmanager
-def open_run(worker: Worker, options: Mapping[str, Any]) -> Iterator[Run]:
-    """Join the world, make the `Run`, and leave the world afterwards."""
+def open_run(worker: Worker, options: Mapping[str, Any], notes: Sequence[str] = ()) -> Iterator[Run]:
+    """Join the world, make the `Run`, and leave the world afterwards; `notes` are what the user is to know first."""
     made = RunOptions(**options)
     membership: Membership = FixedMembership()
     if worker.launcher is not None:
@@ -57,6 +58,8 @@ def open_run(worker: Worker, options: Mapping[str, Any]) -> Iterator[Run]:
     run = _join(worker, made, membership)
     engine = engine_of(run)
     try:
+        for text in notes if worker.starts == 0 and not worker.newcomer else ():
+            engine.state.emit(Note(text=text))
         yield run
         engine.calls.finish()
     except BaseException as error:

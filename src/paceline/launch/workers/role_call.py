@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pickle
+import sys
 import threading
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
@@ -38,7 +39,10 @@ class RoleCall:
         from paceline.remote.joining import enter
 
         # Every worker knows what any of them has registered: a server runs classes that only trainers name.
-        functions = [None if call is None else call.resolve() for call in self.calls]
+        notes: list[str] = []
+        functions = [None if call is None else call.resolve(notes.append) for call in self.calls]
+        for text in dict.fromkeys(notes) if worker.identity.rank == 0 else ():
+            print(f"note: {text}.", file=sys.stderr)  # noqa: T201
         index = self.roles.index(worker.identity.rank)
         function, call = functions[index], self.calls[index]
         with enter(

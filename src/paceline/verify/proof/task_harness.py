@@ -10,11 +10,12 @@ from torch.utils.data import Subset
 
 from paceline.data import ShardedLoader
 from paceline.data.loaders import is_loader
+from paceline.observe import Note
 from paceline.strategies.epoch_schedules import OnMetric
 from paceline.strategies.replica import Replica
 from paceline.training.options import RunOptions
 from paceline.training.reference import make_task
-from paceline.training.run import Run
+from paceline.training.run import Run, engine_of
 from paceline.training.spec import TrainSpec
 from paceline.training.trainer import Trainer
 from paceline.world import seeds
@@ -24,7 +25,7 @@ class TaskHarness(Trainer):
     """A trainer whose schedule may be laid out for `epochs`, though it ends after the steps of its spec."""
 
     def __init__(self, run: Run, spec: TrainSpec, epochs: int | None = None) -> None:
-        super().__init__(make_task(spec), spec, run)
+        super().__init__(make_task(spec, lambda text: engine_of(run).state.emit(Note(text=text))), spec, run)
         if epochs is not None and spec.horizon is None:
             self.epochs = epochs
             self.horizon = self._planned()

@@ -1,0 +1,163 @@
+"""Which values are another in each process, by their source: what is drawn, read off a clock, or says which process it is."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+
+from paceline.training.source_values import scopes_of, tree_of
+
+_CLOCKS = {
+    "time",
+    "time_ns",
+    "perf_counter",
+    "monotonic",
+    "process_time",
+    "now",
+    "today",
+    "utcnow",
+    "datetime",
+    "strftime",
+}
+_PROCESS = {
+    "getpid",
+    "getppid",
+    "get_ident",
+    "gethostname",
+    "current_process",
+    "get_rank",
+    "get_world_size",
+    "__name__",
+}
+_DRAWN = {
+    *("uuid", "uuid1", "uuid4", "urandom", "secrets", "token_hex", "tempfile", "mkdtemp", "mkstemp"),
+    *("TemporaryDirectory", "NamedTemporaryFile", "id", "object", "getnode"),
+}
+_SEEDED = {
+    *(
+        "random",
+        "randint",
+        "randrange",
+        "uniform",
+        "choice",
+        "choices",
+        "sample",
+        "gauss",
+        "shuffle",
+        "rand",
+        "randn",
+    ),
+    *(
+        "randperm",
+        "normal",
+        "rand_like",
+        "randn_like",
+        "empty",
+        "initial_seed",
+        "Random",
+        "RandomState",
+        "default_rng",
+    ),
+}
+"""What is the same everywhere once it was seeded."""
+_SEEDING = {"seed", "manual_seed", "seed_everything", "set_seed"}
+_LAUNCHERS = (
+    "RANK",
+    "LOCAL",
+    "WORLD_SIZE",
+    "GROUP",
+    "MASTER",
+    "PACELINE",
+    "TORCHELASTIC",
+    "OMP_",
+    "SLURM",
+    "PMI",
+    "OMPI",
+)
+"""How environment variables begin that say which process it is."""
+
+
+def is_volatile(file: str | None, owner: str, name: str) -> bool:
+    """Return whether a global, or an attribute of a class, is another in each process by what its source says."""
+    tree = tree_of(file)
+    found = None if tree is None else scopes_of(tree, owner)
+    if tree is None or found is None:
+        return False
+    outer, scope = found
+    return _Volatile(tree, outer.bound).any(scope.bound.get(name, []))
+
+
+class _Volatile:
+    """Goes from an expression to all of the file that it is made of."""
+
+    def __init__(self, tree: ast.Module, bound: dict[str, list[ast.expr | None]]) -> None:
+        self._bound = bound
+        self._defined = {
+            one.name: one for one in tree.body if isinstance(one, ast.FunctionDef | ast.ClassDef)
+        }
+        called = {_last(one.func) for part in tree.body for one in _calls(part)}
+        self._seen: set[str] = set()
+        self._seeded = bool(called & _SEEDING)
+
+    def any(self, values: list[ast.expr | None]) -> bool:
+        """Return whether one of these expressions is volatile, or made of what is."""
+        waiting: list[ast.AST] = [one for one in values if one is not None]
+        while waiting:
+            value = waiting.pop()
+            for node in ast.walk(value):
+                if self._is_volatile(node, value):
+                    return True
+                if isinstance(node, ast.Name) and node.id not in self._seen:
+                    self._seen.add(node.id)
+                    waiting += [one for one in self._bound.get(node.id, []) if one is not None]
+                    waiting += self._made_by(node.id)
+        return False
+
+    def _is_volatile(self, node: ast.AST, within: ast.AST) -> bool:
+        match node:
+            case ast.Call():
+                return self._call(node)
+            case ast.Name(id=name):
+                return name == "__name__"
+            case ast.Constant(value=str(text)) if text.startswith(_LAUNCHERS):
+                written = ast.unparse(within)
+                return "environ" in written or "getenv" in written
+        return False
+
+    def _call(self, call: ast.Call) -> bool:
+        name = _last(call.func)
+        if name in _CLOCKS | _PROCESS | _DRAWN:
+            return True
+        if name in ("Random", "RandomState", "default_rng") and call.args:
+            return False
+        return (
+            name in _SEEDED and not self._seeded and not any(one.arg == "generator" for one in call.keywords)
+        )
+
+    def _made_by(self, name: str) -> list[ast.stmt]:
+        """Return what runs as a function or a class of this file is called."""
+        found = self._defined.get(name)
+        if not isinstance(found, ast.ClassDef):
+            return [] if found is None else found.body
+        return [
+            one
+            for part in found.body
+            if isinstance(part, ast.FunctionDef) and part.name in ("__init__", "__post_init__")
+            for one in part.body
+        ]
+
+
+def _last(called: ast.expr) -> str:
+    return (
+        called.attr
+        if isinstance(called, ast.Attribute)
+        else called.id
+        if isinstance(called, ast.Name)
+        else ""
+    )
+
+
+def _calls(statement: ast.stmt) -> Iterator[ast.Call]:
+    """Return the calls that an import of the file makes in a statement."""
+    if not isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+        yield from (one for one in ast.walk(statement) if isinstance(one, ast.Call))
