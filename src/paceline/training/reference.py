@@ -21,7 +21,7 @@ from paceline.training.launcher_values import LauncherValues
 from paceline.training.options import PRECISIONS
 from paceline.training.script import importing
 from paceline.training.spec import TrainSpec
-from paceline.training.task_folder import beside
+from paceline.training.task_folder import beside, hidden_helper
 
 LARGEST = 2**63 - 1
 _DECLARED: Mapping[str, type] = {"early_stopping": EarlyStopping, "keep_best": Best, "average": Average}
@@ -84,7 +84,16 @@ def _from_file(path: Path) -> ModuleType:
     if not path.is_file():
         raise InputError(f"there is no file {path}. Give the path of a Python file: path.py:Class.")
     with beside(path.resolve().parent):
-        module = _read(path)
+        try:
+            module = _read(path)
+        except (ImportError, AttributeError) as error:
+            hidden = hidden_helper(error, path.resolve().parent)
+            if hidden is None:
+                raise
+            raise InputError(
+                f"{hidden} cannot be imported by its name: Python's own module {hidden.stem} is loaded already, and goes by it "
+                f"({error}). Rename the file."
+            ) from error
     sys.modules[path.stem] = module
     return module
 
