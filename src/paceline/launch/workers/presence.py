@@ -89,7 +89,9 @@ class Presence:
     def leave(self, error: BaseException) -> None:
         """Tell the others that this rank leaves the call for an exception; only the first farewell counts."""
         said = text_of(error)
-        if not isinstance(error, PacelineError):
+        if isinstance(error, SystemExit):
+            said = f"it ended with status {error.code}"
+        elif not isinstance(error, PacelineError):
             said = f"{type(error).__name__}: {said}" if said else type(error).__name__
         kind = "input" if isinstance(error, InputError) else "code"
         farewell = json.dumps([self._identity.rank, env.host(), said, kind]).encode()
