@@ -60,7 +60,7 @@ def train(
     """
     __tracebackhide__ = True
     check_importing()
-    with errors_in_keywords(in_words):
+    with errors_in_keywords(in_words), entering.entered(rendezvous=options.get("rendezvous")):
         return _Training(task, settings, options, threads=threads, progress=progress).run(python.frame(1))
 
 
@@ -80,7 +80,7 @@ def resume(
     """
     __tracebackhide__ = True
     check_importing()
-    with errors_in_keywords(in_words):
+    with errors_in_keywords(in_words), entering.entered(rendezvous=options.get("rendezvous")):
         for name in ("out", "resume"):
             if name in options:
                 raise InputError(
@@ -106,7 +106,6 @@ class _Training:
         threads: int | None,
         progress: bool,
     ) -> None:
-        entering.enter(rendezvous=given.get("rendezvous"))
         check_names("train", given, BESIDE)
         said = read_keywords(given) | {"settings": texts_of(settings, task)}
         out = said.get("out")

@@ -53,8 +53,7 @@ def launch(
     already: the function is called here, in that world, and `workers` does not count.
     """
     check_importing()
-    with errors_in_keywords():
-        entering.enter(rendezvous=options.get("rendezvous"))
+    with errors_in_keywords(), entering.entered(rendezvous=options.get("rendezvous")):
         made, before, notes = run_options(options)
         folder.check_resumed(made)
         threads = threads if threads is not None else before.get("threads")

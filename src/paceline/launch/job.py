@@ -23,6 +23,7 @@ from paceline.training import by_value, folder, launcher_values
 from paceline.training.by_value import FAILS, Payload
 from paceline.training.launcher_values import LauncherValues
 from paceline.training.script import MAIN, MAIN_ALIAS, execute, import_script, script
+from paceline.training.task_folder import Neighbours
 from paceline.world.env import Identity
 
 if TYPE_CHECKING:
@@ -49,6 +50,8 @@ class Job:
     folder: str
     """The working directory."""
     search_path: list[str]
+    neighbours: Neighbours = field(default_factory=Neighbours)
+    """The modules beside a task's file that the launcher has by name."""
     arguments: list[str] = field(default_factory=list)
     shared: Mapping[str, str] = field(default_factory=dict)
     """What of the environment workers on other machines are to have, too."""

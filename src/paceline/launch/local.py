@@ -23,6 +23,7 @@ from paceline.launch.workers.process_limit import crowded
 from paceline.observe import JsonlSink, RunFailed
 from paceline.training.folder import EVENTS
 from paceline.training.options import RunOptions
+from paceline.training.task_folder import Neighbours
 from paceline.world import env, interfaces
 from paceline.world.env import Identity
 
@@ -69,6 +70,7 @@ class LocalLauncher:
             environment.setdefault("GLOO_SOCKET_IFNAME", own.interface)
         if spec.workers > 1:
             environment.setdefault("OMP_NUM_THREADS", str(threads))
+        neighbours = Neighbours.here()
         jobs = tuple(
             Job(
                 identity=Identity(
@@ -86,6 +88,7 @@ class LocalLauncher:
                 environment=environment,
                 folder=str(Path.cwd()),
                 search_path=forkserver.search_path(),
+                neighbours=neighbours,
                 arguments=spec.arguments or list(sys.argv),
                 modules=spec.modules,
                 shared=shared,

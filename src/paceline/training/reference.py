@@ -21,7 +21,7 @@ from paceline.training.launcher_values import LauncherValues
 from paceline.training.options import PRECISIONS
 from paceline.training.script import READ, importing, started_here
 from paceline.training.spec import TrainSpec
-from paceline.training.task_folder import beside
+from paceline.training.task_folder import beside, hidden_helper
 
 LARGEST = 2**63 - 1
 _DECLARED: Mapping[str, type] = {"early_stopping": EarlyStopping, "keep_best": Best, "average": Average}
@@ -101,7 +101,16 @@ def _from_file(path: Path) -> ModuleType:
     if (here := started_here(str(path))) is not None:
         return here  # this process has joined a world: what it has set itself counts
     with beside(path.resolve().parent):
-        module = _read(path)
+        try:
+            module = _read(path)
+        except (ImportError, AttributeError) as error:
+            hidden = hidden_helper(error, path.resolve().parent)
+            if hidden is None:
+                raise
+            raise InputError(
+                f"{hidden} cannot be imported by its name: Python's own module {hidden.stem} is loaded already, and goes by it "
+                f"({error}). Rename the file."
+            ) from error
     sys.modules[path.stem] = module
     return module
 

@@ -195,6 +195,11 @@ def slurm_task() -> SlurmTask | None:
     )
 
 
+def has_agent_store() -> bool:
+    """Return whether torchrun's agent keeps the store that the ranks meet at, and no rank does."""
+    return os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+
+
 def read(name: str) -> str | None:
     """Return a variable's text, or None when it is not set."""
     return os.environ.get(name)

@@ -9,7 +9,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from datetime import timedelta
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import torch
 import torch.distributed as dist
@@ -57,13 +57,15 @@ def connect(
     interruption: Interruption | None = None,
     on: torch.device | None = None,
     status_page: NoStatusPage | None = None,
+    presence: Presence | None = None,
 ) -> World:
     """Enter the world as `identity`, and return when everybody has.
 
     The workers meet at `store`, or, without one, at the identity's master address and port (torchrun's way).
     Each launch and each generation has its own prefix there, so what a dead group left behind is never read. `on` is the
     device of a worker that has one already, from the group before. `meeting_s` is how long the others may take to connect;
-    gloo waits up to five times that for one that is killed in the very moment, and nothing can interrupt it.
+    gloo waits up to five times that for one that is killed in the very moment, and nothing can interrupt it. `presence` knows
+    of the others where they may be at another call.
     """
     place = choose_device(device, identity.local_rank) if on is None else on
     carrier = choose_backend(backend, place, identity.local_size)
@@ -78,23 +80,15 @@ def connect(
     if identity.size == 1:
         comm, carrier = LocalComm(), "local"
     else:
-        if dist.is_initialized():
-            raise InputError(
-                "this process is already in a process group. Close that world before connecting again."
-            )
-        _choose_interface(identity)
-        with _telling_of_a_wait(identity, timeout_s):
-            met = store or meet(identity, timedelta(seconds=timeout_s))
-            if isinstance(met, RunStore):
-                interruption.on_raise(functools.partial(met.interrupt, broken))
-            comm = _join_group(
-                identity,
-                met,
-                carrier,
-                Patience(timedelta(seconds=timeout_s), timedelta(seconds=meeting_s or timeout_s)),
-                place_in_store,
-                interruption,
-            )
+        comm, met = _met_others(
+            identity,
+            store,
+            carrier,
+            Patience(timedelta(seconds=timeout_s), timedelta(seconds=meeting_s or timeout_s)),
+            place_in_store,
+            interruption,
+            presence,
+        )
     return World(
         rank=identity.rank,
         size=identity.size,
@@ -114,13 +108,50 @@ def connect(
     )
 
 
+class Presence(Protocol):
+    """Knows of the other ranks where their processes live on after a call."""
+
+    def arrive(self, store: Store, timeout_s: float) -> None:
+        """Wait until all ranks have come; raise where one will not."""
+
+    def others(self) -> str:
+        """Return where the others are; empty where nothing is known of it."""
+
+
+def _met_others(
+    identity: Identity,
+    store: Store | None,
+    carrier: str,
+    patience: Patience,
+    place_in_store: str,
+    interruption: Interruption,
+    presence: Presence | None,
+) -> tuple[Comm, Store]:
+    """Meet all others at the store, and form a group with them."""
+    if dist.is_initialized():
+        raise InputError(
+            "this process is already in a process group. Close that world before connecting again."
+        )
+    _choose_interface(identity)
+    with _telling_of_a_wait(identity, patience.timeout.total_seconds(), presence):
+        met = store or meet(identity, patience.timeout)
+        if isinstance(met, RunStore):
+            interruption.on_raise(functools.partial(met.interrupt, broken))
+        if presence is not None:
+            presence.arrive(met, patience.timeout.total_seconds())
+        return _join_group(identity, met, carrier, patience, place_in_store, interruption), met
+
+
 @contextmanager
-def _telling_of_a_wait(identity: Identity, timeout_s: float) -> Iterator[None]:
+def _telling_of_a_wait(
+    identity: Identity, timeout_s: float, presence: Presence | None = None
+) -> Iterator[None]:
     """Print a line where the others do not come for long; two ranks do, for one of them may be who is missing."""
 
     def tell() -> None:
         waited = f"rank {identity.rank} has waited {SILENT_S:.0f} s for all {identity.size} ranks to meet"
-        why = "some have not been started, or cannot reach this machine"
+        known = "" if presence is None else presence.others()
+        why = known or "some have not been started, or cannot reach this machine"
         print(f"{waited}, and waits on, {timeout_s:.0f} s in all: {why}", file=sys.stderr)  # noqa: T201
 
     timer = threading.Timer(SILENT_S, tell)

@@ -38,6 +38,8 @@ _WORD = 8
 """Bytes of a flag: it counts exchanges, and at a million a second would come round after half a million years."""
 _BROKEN = (HEADER - LINE) // _WORD
 """The word that says that nobody may wait here any more."""
+_LEFT = 1
+"""How many words after a worker's first flag, in the same cache line, lies the one that says that it has left."""
 _NAME = "paceline-channel"
 _MAP_NORESERVE = 0x4000
 
@@ -107,6 +109,15 @@ class SharedMemoryChannel:
         for word in chain(*self._words):
             futex.wake(self._address + _WORD * word)
 
+    def leave(self) -> None:
+        """End the waits for this worker: what it has posted counts, and nothing more will come."""
+        word = self._words[0][self.rank]
+        if self._fences:
+            futex.barrier()
+        self._flags[word + _LEFT] = 1
+        for one in self._words:
+            futex.wake(self._address + _WORD * one[self.rank])
+
     def _wait_word(self, word: int, value: int, other: int) -> None:
         flags = self._flags
         started = time.perf_counter()
@@ -116,7 +127,16 @@ class SharedMemoryChannel:
         while (seen := flags[word]) < value:
             futex.wait(self._address + _WORD * word, seen & futex.LOW, CHECK_S)
             if flags[word] < value:
+                self._check_left(word, value, other)
                 self._check_peers(other, started)
+
+    def _check_left(self, word: int, value: int, other: int) -> None:
+        if not self._flags[self._words[0][other] + _LEFT]:
+            return
+        if self._fences:
+            futex.barrier()
+        if self._flags[word] < value:  # it leaves after the last that it posts
+            raise PeerLostError(f"connection closed by peer: rank {other} has left the group.")
 
     def _check_peers(self, other: int, started: float) -> None:
         if self._flags[_BROKEN]:
@@ -167,6 +187,7 @@ def open_channel(world: World, timeout_s: float = 300.0) -> SharedMemoryChannel 
         return None
     channel = SharedMemoryChannel(memory, world.rank, [offer[1] for offer in offers], timeout_s)
     world.interruption.on_raise(channel.abandon)
+    world.closing.append(channel.leave)
     return channel
 
 

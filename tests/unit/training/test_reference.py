@@ -6,14 +6,16 @@ import importlib
 import pickle
 import re
 import sys
+import types
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 from paceline import Best, Task
 from paceline.errors import InputError
+from paceline.training import task_folder
 from paceline.training.reference import arguments, check_task, load_task
 
 ONE = "import paceline\nclass Mine(paceline.Task):\n    def __init__(self, lr: float = 0.1) -> None:\n        self.lr = lr\n"
@@ -181,3 +183,113 @@ def test_a_neighbour_of_the_script_stays_its_own(tmp_path: Path, monkeypatch: py
     task: Any = load_task(folder_with(tmp_path / "one", "relu"), {})
     assert task.act == "relu"
     assert sys.modules["user_task_parts"] is own
+
+
+TASK = ONE.replace("self.lr", "self.scale = SCALE\n        self.lr")
+
+
+def packages(folder: Path, *, regular: bool, scale: int, name: str = "user_task_pack") -> str:
+    """A task's file with a package beside it, of a name that other folders have too."""
+    (folder / name).mkdir(parents=True)
+    (folder / name / "net.py").write_text(f"SCALE = {scale}\n")
+    (folder / name / "late.py").write_text(f"SCALE = {scale}\n")
+    if regular:
+        (folder / name / "__init__.py").touch()
+    return written(folder, f"from {name}.net import SCALE\nimport {name}.net as net\n" + TASK)
+
+
+@pytest.mark.parametrize("kinds", [(False, False), (True, False), (False, True)], ids=str)
+def test_packages_of_one_name_are_of_their_own_folders(kinds: tuple[bool, bool], tmp_path: Path) -> None:
+    one = packages(tmp_path / "one", regular=kinds[0], scale=1)
+    other = packages(tmp_path / "other", regular=kinds[1], scale=100)
+    before = list(sys.path)
+    for path, scale in ((one, 1), (other, 100), (one, 1), (other, 100)):
+        task: Any = load_task(path, {})
+        assert task.scale == scale
+        late = importlib.import_module("user_task_pack.late")
+        assert scale == late.SCALE
+        net = importlib.import_module("user_task_pack").net
+        assert scale == net.SCALE
+        assert vars(sys.modules[type(task).__module__])["net"] is net
+        if scale == 100:
+            sys.path[:] = before  # as after a launch in a world that is joined
+
+
+def test_a_package_of_the_script_does_not_stand_before_one_without_init(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    packages(tmp_path, regular=True, scale=5)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    task: Any = load_task(packages(tmp_path / "one", regular=False, scale=1), {})
+    assert task.scale == 1
+
+
+def test_a_folder_of_data_hides_no_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    packages(tmp_path, regular=True, scale=5)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    path = packages(tmp_path / "one", regular=False, scale=1)
+    for file in (tmp_path / "one" / "user_task_pack").iterdir():
+        file.unlink()
+    task: Any = load_task(path, {})
+    assert task.scale == 5
+
+
+def test_a_package_that_a_library_has_a_part_of_changes_its_other_part(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    library = tmp_path / "library"
+    (library / "user_task_pack").mkdir(parents=True)
+    (library / "user_task_pack" / "base.py").touch()
+    monkeypatch.syspath_prepend(str(library))
+    known = (*task_folder._libraries(), str(library))
+    monkeypatch.setattr(task_folder, "_libraries", lambda: known)
+    base = importlib.import_module("user_task_pack.base")
+    for folder, scale in (("one", 1), ("other", 100), ("one", 1)):
+        path = tmp_path / folder / "user_task.py"
+        if not path.exists():
+            packages(tmp_path / folder, regular=False, scale=scale)
+        task: Any = load_task(str(path), {})
+        assert task.scale == scale
+        assert scale == importlib.import_module("user_task_pack").net.SCALE
+        assert importlib.import_module("user_task_pack.base") is base
+
+
+def test_a_helper_of_the_name_of_a_module_of_pythons_is_of_its_own_folder(tmp_path: Path) -> None:
+    unused = next(name for name in sorted(sys.stdlib_module_names - sys.modules.keys()) if name[0] != "_")
+    for folder, scale in (("one", 1), ("other", 100)):
+        path = packages(tmp_path / folder, regular=True, scale=scale, name=unused)
+        task: Any = load_task(path, {})
+        assert task.scale == scale
+    for name in (unused, f"{unused}.net"):
+        del sys.modules[name]
+
+
+@pytest.mark.parametrize("line", ["from random import SCALE", "import random; SCALE = random.SCALE"])
+def test_a_helper_that_hides_behind_a_module_of_pythons_is_named(line: str, tmp_path: Path) -> None:
+    (tmp_path / "random.py").write_text("SCALE = 4\n")
+    path = written(tmp_path, f"{line}\n" + TASK)
+    with pytest.raises(
+        InputError, match="Python's own module random is loaded already, and goes by it"
+    ) as caught:
+        load_task(path, {})
+    assert str(caught.value).startswith(f"{tmp_path}/random.py cannot be imported by its name")
+    (tmp_path / "random.py").unlink()
+    with pytest.raises((ImportError, AttributeError)):
+        load_task(written(tmp_path, f"{line}\n\n" + TASK), {})
+
+
+class Raises(types.ModuleType):
+    """A module that loads late, and cannot."""
+
+    def __getattribute__(self, name: str) -> Any:
+        raise ZeroDivisionError(name)
+
+
+def test_a_module_that_raises_when_it_is_asked_is_nobodys(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "user_task_lazy", Raises("user_task_lazy"))
+    monkeypatch.setitem(sys.modules, "user_task_number", cast("Any", 5))
+    assert not task_folder.is_own(sys.modules["user_task_lazy"])
+    assert not task_folder.is_own(sys.modules["user_task_number"])
+    load_task(written(tmp_path, ONE), {})

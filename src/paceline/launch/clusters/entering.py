@@ -2,7 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 from paceline.launch.clusters import joined, mpi, slurm
+
+
+@contextmanager
+def entered(*, rendezvous: str | None) -> Iterator[None]:
+    """Make a call in the block; the other ranks are told where it ends by an exception."""
+    enter(rendezvous=rendezvous)
+    with joined.telling():
+        yield
 
 
 def enter(*, rendezvous: str | None) -> None:

@@ -49,6 +49,20 @@ def count_call() -> None:
     _call = next(_calls)
 
 
+@contextlib.contextmanager
+def telling() -> Iterator[None]:
+    """Tell the other ranks of this process's world where a call ends by an exception: they would wait for this one."""
+    try:
+        yield
+    except BaseException as error:
+        identity = env.identity()
+        if identity is not None and identity.size > 1:
+            from paceline.launch.workers.presence import Presence
+
+            Presence(replace(identity, launch=_call)).leave(error)
+        raise
+
+
 class JoinedLauncher:
     """This very process is one of the workers already."""
 

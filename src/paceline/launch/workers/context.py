@@ -8,7 +8,9 @@ from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from typing import Any
 
+from paceline.errors import PacelineError
 from paceline.launch.workers.membership_client import MembershipClient
+from paceline.launch.workers.presence import Presence
 from paceline.observe import Note
 from paceline.recovery.membership import FixedMembership, Membership
 from paceline.training import folder
@@ -55,17 +57,26 @@ def open_run(worker: Worker, options: Mapping[str, Any], notes: Sequence[str] = 
     membership: Membership = FixedMembership()
     if worker.launcher is not None:
         membership = MembershipClient(worker.launcher, newcomer=worker.newcomer, elastic=made.elastic)
-    run = _join(worker, made, membership)
+    # The launcher of a worker sees how its call ends; the others of a world that is joined do not.
+    alone = worker.launcher is not None or worker.identity.size == 1
+    presence = None if alone else Presence(worker.identity)
+    run = _join(worker, made, membership, presence)
     engine = engine_of(run)
     try:
         for text in notes if worker.starts == 0 and not worker.newcomer else ():
             engine.state.emit(Note(text=text))
-        yield run
-        engine.calls.finish()
+        with contextlib.nullcontext() if presence is None else presence.watching(run.world.interruption):
+            yield run
+            engine.calls.finish()
+        if presence is not None:
+            presence.finish()
     except BaseException as error:
         state = engine.state
         replica = state.replica_or_none
-        explained = None if replica is None else replica.placement.explained(error)
+        explained: PacelineError | None = None if replica is None else replica.placement.explained(error)
+        if presence is not None:
+            explained = presence.explained(error) or explained
+            presence.leave(explained or error)  # before the connections close, of which the others ask why
         raised = explained or error
         vars(raised)[_STEP], vars(raised)[UNFINISHED] = state.position.number, state.in_training
         if run.world.size == 1 and isinstance(error, ValueError) and _NO_GROUP in str(error):
@@ -79,7 +90,7 @@ def open_run(worker: Worker, options: Mapping[str, Any], notes: Sequence[str] = 
         engine.close()
 
 
-def _join(worker: Worker, options: RunOptions, membership: Membership) -> Run:
+def _join(worker: Worker, options: RunOptions, membership: Membership, presence: Presence | None) -> Run:
     """Enter the world and make the run; rank 0 sends events to the launcher, where that has given a descriptor for them."""
     if worker.starts == 0 and not membership.newcomer:
         folder.check(options)
@@ -90,6 +101,7 @@ def _join(worker: Worker, options: RunOptions, membership: Membership) -> Run:
         device=options.device,
         checked=options.check_collectives,
         status_page=worker.status_page,
+        presence=presence,
     )
     listeners = Listeners(options, worker.events)
     listeners.listen(first=world.is_first and not membership.newcomer)

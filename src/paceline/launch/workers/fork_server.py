@@ -22,6 +22,7 @@ from typing import Any
 
 from paceline.errors import PacelineError
 from paceline.launch.workers.fork_messages import MAX_MESSAGE
+from paceline.training import task_folder
 
 _FULL = (errno.EAGAIN, errno.ETOOMANYREFS, errno.ENOBUFS)
 """Why the kernel takes no message more: so many lie unread, or so many descriptors are on their way."""
@@ -205,5 +206,5 @@ def shared() -> ForkServer:
 
 
 def search_path() -> list[str]:
-    """Return `sys.path` with the empty entry spelled out, for a worker that may start elsewhere."""
-    return [entry or str(Path.cwd()) for entry in sys.path]
+    """Return where modules are looked for, with the empty entry spelled out, for a worker that may start elsewhere."""
+    return [entry or str(Path.cwd()) for entry in task_folder.search_path()]

@@ -92,6 +92,7 @@ def _take_on(job: Job) -> None:
     env.replace({**job.environment, **job.identity.variables(), **job.variables})
     os.chdir(job.folder)
     sys.path[:] = job.search_path
+    job.neighbours.adopt()
     sys.argv[:] = job.arguments
     torch.set_num_threads(job.threads)
 

@@ -16,6 +16,7 @@ from pathlib import Path
 
 from paceline.compat.parent_death import die_with_parent
 from paceline.launch.workers import fork_server as forkserver
+from paceline.training.task_folder import Neighbours
 from paceline.verify.proof.record import Record, Watching
 from paceline.verify.proof.request import REFERENCE, VerifyRequest
 from paceline.world import env
@@ -36,6 +37,7 @@ class FreshRun:
                 (
                     replace(request, spec=spec),
                     forkserver.search_path(),
+                    Neighbours.here(),
                     sys.argv,
                     str(self._answer),
                     os.getpid(),
@@ -79,9 +81,10 @@ def _main(path: str) -> None:
     import torch
 
     question = Path(path)
-    request, search_path, arguments, answer, parent = pickle.loads(question.read_bytes())  # noqa: S301  (from our own launcher)
+    request, search_path, neighbours, arguments, answer, parent = pickle.loads(question.read_bytes())  # noqa: S301  (from our own launcher)
     die_with_parent(parent)
     sys.path[:], sys.argv[:] = search_path, arguments
+    neighbours.adopt()
     from paceline.training.run import Run, engine_of
     from paceline.verify.proof import recording
     from paceline.world import alone
