@@ -165,7 +165,8 @@ def folder_with(folder: Path, act: str) -> str:
 
 def test_each_of_two_files_has_its_own_neighbours(tmp_path: Path) -> None:
     one, other = folder_with(tmp_path / "one", "relu"), folder_with(tmp_path / "other", "tanh")
-    before = list(sys.path)
+    sys.path.insert(0, task_folder._Entered(tmp_path))  # as a task before has left it
+    before = task_folder.search_path()
     first: Any = load_task(one, {})
     for path, act in ((other, "tanh"), (one, "relu"), (other, "tanh")):
         task: Any = load_task(path, {})
