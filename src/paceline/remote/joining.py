@@ -66,8 +66,8 @@ def enter(
 ) -> Session:
     """Meet the others at the launcher's store, each in its role; the launcher has told the secret where none is given.
 
-    The meetings of a process are counted, and the number is part of where the others are met: all of them make the same calls, and
-    a session never reads what the one before has left in the store.
+    The meetings of a process are counted, and the number is part of where the others are met: all of them make the same calls,
+    and a session never reads what the one before has left in the store.
     """
     told = env.read(env.SECRET)
     if not (secret or told):

@@ -26,8 +26,8 @@ _PLAIN = (Tensor, nn.Parameter)
 class Graph:
     """What lies behind some tensors.
 
-    That of a model on a GPU is looked at, too: no array lies there, but a graph may keep a tensor of the CPU (a number that a loss
-    multiplies by, indices), and memory of another library.
+    That of a model on a GPU is looked at, too: no array lies there, but a graph may keep a tensor of the CPU (a number that a
+    loss multiplies by, indices), and memory of another library.
     """
 
     def __init__(self, roots: Iterable[Tensor]) -> None:
