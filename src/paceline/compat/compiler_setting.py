@@ -43,4 +43,4 @@ def _values(module: str, names: tuple[str, ...]) -> dict[str, Any] | None:
 
 def _default(module: str, name: str) -> Any:
     """Return what a switch is when its module is loaded, which may have read it from the environment."""
-    return sys.modules[module]._config[name].default  # type: ignore[attr-defined]
+    return sys.modules[module]._config[name].default
