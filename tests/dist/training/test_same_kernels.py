@@ -11,11 +11,22 @@ SCRIPT = """
 import os, sys
 if os.environ["RANK"] == "1":
     os.environ["ATEN_CPU_CAPABILITY"] = "default"  # torch reads it once
+import torch
 import paceline
-from paceline.tasks.dense4096 import Dense4096
+
+class Fit(paceline.Task):
+    batch_size, shards = 4, 2
+
+    def model(self): return torch.nn.Linear(1, 1)
+
+    def optimizer(self, model): return torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def train_data(self): return [torch.tensor([float(number)]) for number in range(8)]  # drawn, it would differ, too
+
+    def loss(self, model, batch): return paceline.Loss.mean(model(batch)[:, 0])
 
 if __name__ == "__main__":
-    paceline.train(Dense4096, steps=1, threads=1, progress=False, exact=sys.argv[1])
+    paceline.train(Fit, steps=1, threads=1, progress=False, exact=sys.argv[1])
 """
 
 

@@ -94,6 +94,18 @@ def test_a_node_shows_all_that_it_keeps_and_unpacks_none_of_it() -> None:
     assert all_saved([squares.grad_fn.next_functions[0][0]])[:2] == ([], False)
 
 
+@leans_on("torch._C._storage_Use_Count", "torch.UntypedStorage:_cdata")
+def test_holders_of_memory_are_counted() -> None:
+    from paceline.compat.storage import holders
+
+    tensor = torch.zeros(2)
+    before = holders(tensor)
+    view = tensor[:1]
+    assert holders(tensor) != before
+    del view
+    assert holders(tensor) == before
+
+
 @leans_on("torch.UntypedStorage:resizable")
 def test_memory_that_numpy_may_write_to_cannot_be_resized() -> None:
     seen = torch.zeros(2)
