@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -60,28 +61,46 @@ def saved(node: Any, name: str) -> Any:
     return getattr(node, f"_saved_{name}", None)
 
 
-def all_saved(node: Any) -> tuple[list[Tensor], bool]:
-    """Return every tensor that a node has kept of its operation, and whether hooks (`saved_tensors_hooks`) keep any for it.
+def all_saved(nodes: Iterable[Any]) -> tuple[list[Tensor], bool, set[type]]:
+    """Return every tensor kept behind some nodes, whether hooks (`saved_tensors_hooks`) keep any, and the kinds of nodes there.
 
     Nothing is unpacked: that would compute a checkpoint's block once more, and refuse a tensor that was written to since.
+    It is called for each micro-batch, and takes 2 to 3 us a node.
     """
-    kind = type(node)
-    names = _saved_names.get(kind)
-    if names is None:
-        names = _saved_names[kind] = [name for name in dir(kind) if name.startswith("_raw_saved_")]
+    waiting = [node for node in nodes if node is not None]
+    seen: set[Any] = {None, *waiting}
     tensors: list[Tensor] = []
-    hooked = False
-    for name in names:
-        held = getattr(node, name)
-        for one in held if isinstance(held, tuple) else (held,):
-            if one is None:
-                continue
-            if one.unpack_hook is not None:
-                hooked = True
-            elif (tensor := one.data) is not None:
-                tensors.append(tensor)
-    return tensors, hooked
+    hooked, kinds = False, set()
+    for node in waiting:  # it grows
+        kind = type(node)
+        kinds.add(kind)
+        read = _readers[kind] if kind in _readers else _reader(kind)
+        if read is not None:
+            for held in read(node):
+                for one in held if type(held) is tuple else (held,):
+                    if one is None:
+                        continue
+                    if one.unpack_hook is not None:
+                        hooked = True
+                    elif (tensor := one.data) is not None:
+                        tensors.append(tensor)
+        for following, _ in node.next_functions:
+            if following not in seen:
+                seen.add(following)
+                waiting.append(following)
+    return tensors, hooked, kinds
 
 
-_saved_names: dict[type, list[str]] = {}
-"""The attributes by which nodes of a kind tell that."""
+_Reader = Callable[[Any], tuple[Any, ...]]
+_readers: dict[type, _Reader | None] = {}
+"""What reads all that a node of a kind has kept; None for a kind that keeps nothing."""
+
+
+def _reader(kind: type) -> _Reader | None:
+    names = [name for name in dir(kind) if name.startswith("_raw_saved_")]
+    made: _Reader | None = attrgetter(*names) if names else None
+    if len(names) == 1:
+        only = attrgetter(*names)
+        made = lambda node: (only(node),)  # noqa: E731
+    _readers[kind] = made
+    return made

@@ -9,6 +9,7 @@
 
 from __future__ import annotations
 
+import itertools
 from datetime import timedelta
 
 from torch.distributed.distributed_c10d import PrefixStore, Store
@@ -21,6 +22,8 @@ from paceline.remote.session import JOIN_S, TIMEOUT_S, Session
 from paceline.world import env
 from paceline.world.env import Identity
 from paceline.world.join import meet, of_launch
+
+_meetings = itertools.count()
 
 
 def join(
@@ -61,7 +64,11 @@ def enter(
     interface: str,
     timeout_s: float,
 ) -> Session:
-    """Meet the others at the launcher's store, each in its role; the launcher has told the secret where none is given."""
+    """Meet the others at the launcher's store, each in its role; the launcher has told the secret where none is given.
+
+    The meetings of a process are counted, and the number is part of where the others are met: all of them make the same calls,
+    and a session never reads what the one before has left in the store.
+    """
     told = env.read(env.SECRET)
     if not (secret or told):
         raise InputError(
@@ -73,7 +80,7 @@ def enter(
         )
     reach.check(interface)
     met = meet(identity, timedelta(seconds=JOIN_S))
-    store: Store = PrefixStore(f"{of_launch(identity)}/roles", met)
+    store: Store = PrefixStore(f"{of_launch(identity)}/roles-{next(_meetings)}", met)
     given = secret.encode() if isinstance(secret, str) else secret
     session = Session.open(
         store, identity.rank, roles, given or _told(told or ""), interface=interface, timeout_s=timeout_s

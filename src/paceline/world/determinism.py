@@ -37,12 +37,11 @@ def select_kernels(device: torch.device, *, compiled: bool) -> None:
 
 @contextmanager
 def preserved() -> Iterator[None]:
-    """Put back afterwards what `select_kernels` changes of this process, and how many threads compute."""
+    """Put back afterwards what `select_kernels` and compiling change of this process, and how many threads compute."""
     fast_path, threads = torch.backends.mha.get_fastpath_enabled(), torch.get_num_threads()
     benchmark, mode = torch.backends.cudnn.benchmark, torch.get_deterministic_debug_mode()
     fill = torch.utils.deterministic.fill_uninitialized_memory  # type: ignore[attr-defined]
-    compilers = compiler_setting.deterministic()
-    with env.preserved(_WORKSPACE):
+    with env.preserved(_WORKSPACE), compiler_setting.preserved():
         try:
             yield
         finally:
@@ -52,7 +51,6 @@ def preserved() -> Iterator[None]:
             torch.backends.cudnn.benchmark = benchmark
             torch.utils.deterministic.fill_uninitialized_memory = fill  # type: ignore[attr-defined]
             torch.set_deterministic_debug_mode(mode)
-            compiler_setting.set_deterministic(compilers)
 
 
 def named(error: RuntimeError) -> InputError | None:

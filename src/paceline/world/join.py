@@ -265,6 +265,17 @@ def interface_preserved() -> AbstractContextManager[None]:
     return env.preserved(_INTERFACE)
 
 
+@contextmanager
+def device_preserved() -> Iterator[None]:
+    """Put back afterwards which CUDA device is chosen; before CUDA is in use it is the first."""
+    before = torch.cuda.current_device() if torch.cuda.is_initialized() else 0  # type: ignore[no-untyped-call]
+    try:
+        yield
+    finally:
+        if torch.cuda.is_initialized() and torch.cuda.current_device() != before:  # type: ignore[no-untyped-call]
+            torch.cuda.set_device(before)
+
+
 def _choose_interface(identity: Identity) -> None:
     """Bind gloo to the loopback interface when the workers meet there; on several machines, to the one that reaches the master.
 

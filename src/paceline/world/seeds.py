@@ -14,6 +14,8 @@ from contextlib import contextmanager
 import numpy as np
 import torch
 
+from paceline.compat import cuda_seeds
+
 
 def derive(seed: int, *path: int | str) -> int:
     """Return the 63-bit seed of one place in a run: `derive(seed, "dropout", step, shard)`."""
@@ -40,14 +42,15 @@ def seed_everything(value: int) -> None:
 def preserved() -> Iterator[None]:
     """Put every generator back afterwards to where it was before.
 
-    CUDA that is put to use meanwhile begins as it would have done without: with the seed of the CPU's generator.
+    CUDA that is put to use meanwhile begins as it would have done without: with the seeds that torch has kept for it, or, where
+    there are none, with the seed of the CPU's generator. Until then torch keeps the same ones as before.
     """
-    in_use = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+    waiting = None if torch.cuda.is_initialized() else cuda_seeds.waiting()  # type: ignore[no-untyped-call]
     torch_seed = torch.default_generator.initial_seed()
     torch_state = torch.default_generator.get_state()
     numpy_state = np.random.get_state()
     python_state = random.getstate()
-    cuda = torch.cuda.default_generators if in_use else ()
+    cuda = torch.cuda.default_generators if waiting is None else ()
     cuda_states = [generator.get_state() for generator in cuda]
     try:
         yield
@@ -57,6 +60,9 @@ def preserved() -> Iterator[None]:
         random.setstate(python_state)
         for generator, state in zip(cuda, cuda_states, strict=True):
             generator.set_state(state)
-        if not in_use and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        if waiting is not None and not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+            waiting.put_back()
+        elif waiting is not None:
             for generator in torch.cuda.default_generators:
                 generator.manual_seed(torch_seed)
+            waiting.repeat()

@@ -24,6 +24,7 @@ class Setting:
 def main(run, setting):
     assert isinstance(setting, Setting)
     torch.use_deterministic_algorithms(True)
+    torch.cuda.manual_seed(6)
     torch.backends.cudnn.benchmark = not torch.backends.cudnn.benchmark
     os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":16:8"
     model = nn.Linear(setting.width, 1)
@@ -49,13 +50,16 @@ def state():
         "benchmark": torch.backends.cudnn.benchmark,
         "mode": torch.get_deterministic_debug_mode(),
         "compiler": sys.modules["torch._inductor.config"].deterministic,
+        "graphs": [getattr(torch._dynamo.config, name) for name in (
+            "recompile_limit", "accumulated_recompile_limit", "skip_nnmodule_hook_guards")],
+        "kept for CUDA": [call and call[0].__closure__[0].cell_contents for call in torch.cuda._lazy_seed_tracker.get_calls()],
         "variables": {name: os.environ.get(name) for name in ("CUBLAS_WORKSPACE_CONFIG", "GLOO_SOCKET_IFNAME")},
         "main": len(pickle.dumps(Setting())),
     }
 
 if __name__ == "__main__":
-    import torch._inductor.config
-    torch.manual_seed(3), np.random.seed(4), random.seed(5), torch.set_num_threads(3)
+    import torch._dynamo.config, torch._inductor.config
+    torch.manual_seed(3), torch.cuda.manual_seed(5), np.random.seed(4), random.seed(5), torch.set_num_threads(3)
     layer = nn.TransformerEncoderLayer(16, 2, 32, batch_first=True)
     encoder, x = nn.TransformerEncoder(layer, 2), torch.randn(3, 5, 16)
     told = [state()]
@@ -63,7 +67,7 @@ if __name__ == "__main__":
         paceline.launch(main, Setting(), threads=1)
         told.append(state())
     if sys.argv[1:] != ["brief"]:
-        paceline.train(Dense4096, steps=1, threads=2, progress=False)
+        paceline.train(Dense4096, steps=1, threads=2, progress=False, compile=True)
         told.append(state())
         for refused in ({"resume": True}, {"strategy": "tp=7"}, {"shards": 1000}):
             try:
@@ -103,4 +107,32 @@ if __name__ == "__main__":
 def test_the_first_verify_of_a_process_leaves_its_random_numbers(tmp_path):
     (tmp_path / "script.py").write_text(VERIFY)
     ended = run_python(tmp_path, "script.py")
+    assert ended.returncode == 0, ended.stderr
+
+
+LOADED_INSIDE = """
+import os, sys
+import torch
+import paceline
+
+def main(run):
+    torch.use_deterministic_algorithms(False)
+    from paceline.compat import graphs
+    graphs.guard_hooks()
+    graphs.allow_graphs(4096)
+    assert not sys.modules["torch._inductor.config"].deterministic
+
+if __name__ == "__main__":
+    assert "torch._inductor.config" not in sys.modules
+    paceline.launch(main)
+    from torch._inductor import config
+    assert config.deterministic
+    from torch._dynamo import config
+    assert (config.recompile_limit, config.accumulated_recompile_limit, config.skip_nnmodule_hook_guards) == (8, 256, True)
+"""
+
+
+def test_a_compiler_that_is_loaded_in_a_launch_is_afterwards_as_it_begins(tmp_path):
+    (tmp_path / "script.py").write_text(LOADED_INSIDE)
+    ended = run_python(tmp_path, "script.py", env=os.environ | ALONE | {"TORCHINDUCTOR_DETERMINISTIC": "1"})
     assert ended.returncode == 0, ended.stderr

@@ -2,7 +2,11 @@
 
 import json
 
+import pytest
+
 from tests.dist.cli.conftest import command, folder  # noqa: F401
+from tests.dist.launch.processes import run_python
+from tests.dist.launch.test_joining import TORCHRUN
 
 SCRIPT = """
 import os, pathlib, sys
@@ -65,3 +69,34 @@ def test_a_worker_with_another_secret_is_not_worked_with(command, folder):  # no
     )
     assert (ended.status, ended.out) == (1, "")
     assert not (folder / "said-0").exists()
+
+
+TWICE = """
+import pathlib
+from paceline import remote
+
+@remote.service
+class Greeter:
+    def __init__(self, word): self.word = word
+    def greet(self, name): return f"{self.word} {name}"
+
+said = []
+for word in ("hello", "goodbye", "again"):
+    with remote.join(roles="trainers=1,servers=1", secret="a secret", timeout_s=30) as session:
+        if session.role == "trainers":
+            said.append(remote.create("server:0", Greeter, word).greet(session.name))
+pathlib.Path(f"said-{session.rank}").write_text(str(said))
+"""
+
+
+@pytest.mark.parametrize("launcher", ["torchrun", "paceline run"])
+def test_a_process_that_joins_again_meets_nothing_of_the_session_before(launcher, command, folder):  # noqa: F811
+    (folder / "twice.py").write_text(TWICE)
+    if launcher == "torchrun":
+        ended = run_python(folder, *TORCHRUN, "twice.py")
+        assert ended.returncode == 0, ended.stderr
+    else:
+        ended = command("run", "-n", 2, "twice.py")
+        assert (ended.status, ended.err) == (0, "")
+    assert (folder / "said-0").read_text() == "['hello trainer:0', 'goodbye trainer:0', 'again trainer:0']"
+    assert (folder / "said-1").read_text() == "[]"

@@ -1,5 +1,6 @@
 """Torch's compiler, as `--compile` leans on it: graphs compiled in pieces, and what they would give without memory."""
 
+import os
 import subprocess
 import sys
 
@@ -57,3 +58,35 @@ def test_calls_of_a_module_go_elsewhere():
     modules.replace_call(model, lambda value: -modules.plain_call(model)(value))
     one = torch.ones(1, 1)
     assert model(one).item() == -model.forward(one).item()
+
+
+SWITCHES = """
+from paceline.compat import compiler_setting
+with compiler_setting.preserved():
+    from torch._inductor import config as inductor
+    from torch._dynamo import config as dynamo
+    assert inductor.deterministic
+    inductor.deterministic, dynamo.recompile_limit, dynamo.skip_nnmodule_hook_guards = False, 99, False
+assert (inductor.deterministic, dynamo.recompile_limit, dynamo.skip_nnmodule_hook_guards) == (True, 8, True)
+inductor.deterministic, dynamo.recompile_limit = False, 77
+with compiler_setting.preserved():
+    inductor.deterministic, dynamo.recompile_limit = True, 99
+assert (inductor.deterministic, dynamo.recompile_limit) == (False, 77)
+"""
+
+
+@leans_on(
+    "torch:_inductor.config.deterministic",
+    "torch:_inductor.config:_config",
+    "torch:_dynamo.config.accumulated_recompile_limit",
+)
+def test_switches_of_the_compiler_are_put_back_also_where_it_was_not_loaded_before():
+    ended = subprocess.run(
+        [sys.executable, "-c", SWITCHES],
+        capture_output=True,
+        text=True,
+        timeout=HANG_S,
+        check=False,
+        env=os.environ | {"TORCHINDUCTOR_DETERMINISTIC": "1"},
+    )
+    assert ended.returncode == 0, ended.stderr

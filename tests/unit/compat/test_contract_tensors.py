@@ -81,15 +81,29 @@ def test_a_node_shows_all_that_it_keeps_and_unpacks_none_of_it() -> None:
     leaf, factor = torch.ones(2, requires_grad=True), torch.full((2,), 2.0)
     made = leaf * factor
     factor.mul_(2)  # unpacked, it would be refused
-    assert [one is factor for one in all_saved(made.grad_fn)[0]] == [True]
-    ((place,), hooked) = all_saved(leaf[torch.tensor([1])].grad_fn)
+    assert [one is factor for one in all_saved([made.grad_fn])[0]] == [True]
+    ((place,), hooked, _) = all_saved([leaf[torch.tensor([1])].grad_fn])
     assert (place.item(), hooked) == (1, False)
     with torch.autograd.graph.saved_tensors_hooks(lambda one: one.clone(), lambda _: 1 / 0):
         made = leaf.exp()
-    assert all_saved(made.grad_fn) == ([], True)
+    assert all_saved([made.grad_fn])[:2] == ([], True)
+    several = torch.nn.functional.layer_norm(leaf.exp() * leaf[torch.tensor([0, 1])], (2,))
+    assert len(all_saved([several.grad_fn, None])[0]) == 7
     squares = leaf.square().sum()
     squares.backward()
-    assert all_saved(squares.grad_fn.next_functions[0][0]) == ([], False)
+    assert all_saved([squares.grad_fn.next_functions[0][0]])[:2] == ([], False)
+
+
+@leans_on("torch._C._storage_Use_Count", "torch.UntypedStorage:_cdata")
+def test_holders_of_memory_are_counted() -> None:
+    from paceline.compat.storage import holders
+
+    tensor = torch.zeros(2)
+    before = holders(tensor)
+    view = tensor[:1]
+    assert holders(tensor) != before
+    del view
+    assert holders(tensor) == before
 
 
 @leans_on("torch.UntypedStorage:resizable")

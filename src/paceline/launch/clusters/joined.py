@@ -34,7 +34,13 @@ def _as_before() -> Iterator[None]:
     """Leave this process as it was: what a script does by itself after a launch has the bits that it would have without."""
     from paceline.world import determinism, join, seeds
 
-    with join.interface_preserved(), determinism.preserved(), seeds.preserved(), main_preserved():
+    with (
+        join.interface_preserved(),
+        determinism.preserved(),
+        seeds.preserved(),
+        join.device_preserved(),
+        main_preserved(),
+    ):
         yield
 
 

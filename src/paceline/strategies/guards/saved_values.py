@@ -24,26 +24,18 @@ _PLAIN = (Tensor, nn.Parameter)
 
 
 class Graph:
-    """What lies behind some tensors."""
+    """What lies behind some tensors.
+
+    That of a model on a GPU is looked at, too: no array lies there, but a graph may keep a tensor of the CPU (a number that a
+    loss multiplies by, indices), and memory of another library.
+    """
 
     def __init__(self, roots: Iterable[Tensor]) -> None:
-        self.runs_python = False
+        tensors, hooked, kinds = all_saved(root.grad_fn for root in roots)
+        self.runs_python = hooked or any(issubclass(kind, BackwardCFunction) for kind in kinds)
         """Whether the backward pass runs a function written in Python, or hooks of what it saved."""
-        self.uncounted: list[Tensor] = []
+        self.uncounted = [*filter(is_uncounted, tensors)]
         """What was saved in memory that others may write to without torch's count."""
-        seen: set[Any] = set()
-        waiting = [root.grad_fn for root in roots]
-        while waiting:
-            node = waiting.pop()
-            if node is None or node in seen:
-                continue
-            seen.add(node)
-            tensors, hooked = all_saved(node)
-            if hooked or isinstance(node, BackwardCFunction):
-                self.runs_python = True
-            if tensors:
-                self.uncounted += filter(is_uncounted, tensors)
-            waiting += [one for one, _ in node.next_functions]
 
     def uncounted_beyond(self, others: Iterable[Tensor]) -> bool:
         """Return whether any of that lies in other memory than some tensors do."""
@@ -89,8 +81,9 @@ def is_uncounted(tensor: Tensor) -> bool:
 
     torch lets nobody resize such memory: what it did not allocate itself, and what was handed to numpy.
     """
-    parts = (tensor,) if type(tensor) in _PLAIN and tensor.layout is torch.strided else parts_of(tensor)
-    return any(not part.untyped_storage().resizable() for part in parts)
+    if type(tensor) in _PLAIN and tensor.layout is torch.strided:
+        return not tensor.untyped_storage().resizable()
+    return any(not part.untyped_storage().resizable() for part in parts_of(tensor))
 
 
 @contextmanager
