@@ -157,10 +157,13 @@ class ChangedAttributes:
         owners = _owners(model, task)
         now, others = _read(model, task)
         wanted = self._began | {key: value for key, (_, value) in then.changes.items()}
+        # What was lazy then has another class as soon as it has computed, and keeps what it was given.
+        lazy = {name for name, _ in wanted if name != TASK and (name, KIND) not in wanted}
         for key in dict.fromkeys((*wanted, *now)):
             was, value = wanted.get(key, ABSENT), now.get(key, ABSENT)
             is_held = key in others or (was == ABSENT and key in then.others)
-            if is_held or same(was, value) or not (key in now or key in self._began):
+            is_elsewhere = key[0] not in owners and key not in self._began  # with another worker's stage
+            if is_held or is_elsewhere or key[0] in lazy or same(was, value):
                 continue
             _check_set_back(key, was, value, number)
             name, attribute = key
