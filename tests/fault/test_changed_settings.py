@@ -37,8 +37,8 @@ def halve(made):
     return made * 0.5
 
 
-def train(run, folder, faults, change):
-    """Train in a loop that changes its model once, behind step 2."""
+def train(run, folder, faults, change, behind):
+    """Train in a loop that changes its model once, behind a step."""
     model, _ = run.prepare(Net, lambda made: torch.optim.AdamW(made.parameters(), lr=0.05))
     model.rank = run.world.rank
     size = run.world.size
@@ -49,7 +49,7 @@ def train(run, folder, faults, change):
         step.apply()
         if faults and step.number > 4 and run.world.size < size:
             time.sleep(0.25)
-        if step.number == 2 and not step.again:
+        if step.number == behind and not step.again:
             change(model, run)
     return run.weights_sha256(), run.world.size, model.rank, model.mine, model.scale
 
@@ -87,10 +87,12 @@ def layer(model, _):
     model.act = nn.ReLU()
 
 
-def launch(folder, faults, workers, strategy, change, **options):
+def launch(folder, faults, workers, strategy, change, behind=2, **options):
     folder.mkdir()
     options = {"shards": 4, "device": "cpu", "out": folder / "run", "threads": 1, **options}
-    return paceline.launch(train, str(folder), faults, change, workers=workers, strategy=strategy, **options)
+    return paceline.launch(
+        train, str(folder), faults, change, behind, workers=workers, strategy=strategy, **options
+    )
 
 
 @pytest.mark.parametrize(
@@ -134,3 +136,36 @@ def test_another_layer_is_refused(tmp_path, strategy):
     options = {"peer_snapshots": 1, "snapshot_every": 1} if strategy == "fsdp" else {}
     with pytest.raises(InputError, match=r"^act was replaced in the run and is a ReLU by now, but .* a Tanh"):
         launch(tmp_path / "cut", [("loop", 4, 1, "kill")], 2, strategy, layer, **options)
+
+
+@pytest.mark.parametrize(
+    ("workers", "options"),
+    [
+        (2, {"peer_snapshots": 1, "snapshot_every": 4}),
+        (3, {"peer_snapshots": 1, "snapshot_every": 4}),
+        (2, {"save_every": 4}),
+        (2, {"save_every": 20}),
+    ],
+    ids=["copies of two", "copies of three", "a checkpoint", "the beginning"],
+)
+@pytest.mark.parametrize("change", [settings, tables])
+def test_a_run_that_goes_back_has_the_settings_of_that_step(tmp_path, change, workers, options):
+    (one,) = launch(tmp_path / "quiet", (), 1, "single", change, behind=5)
+    results = launch(tmp_path / "cut", [("loop", 7, 1, "kill")], workers, "fsdp", change, behind=5, **options)
+    assert {result[0] for result in results} == {one[0]}
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (
+            hook,
+            r"^a was given other hooks in the run \(by now .*\), but the run goes back to step 4, where it had none",
+        ),
+        (layer, r"^act was replaced in the run and is a ReLU by now, but"),
+    ],
+)
+def test_what_cannot_be_taken_back_is_refused(tmp_path, change, said):
+    options = {"peer_snapshots": 1, "snapshot_every": 4}
+    with pytest.raises(InputError, match=said):
+        launch(tmp_path / "cut", [("loop", 7, 1, "kill")], 2, "fsdp", change, behind=5, **options)

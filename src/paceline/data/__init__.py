@@ -5,7 +5,8 @@ from typing import TYPE_CHECKING
 from paceline import lazy
 
 if TYPE_CHECKING:
-    from paceline.data.device import copied, to_device
+    from paceline.data.copying import copied
+    from paceline.data.device import to_device
     from paceline.data.orders import Batches, Bucketed, Computed, Curriculum, Order, Weighted
     from paceline.data.parts import Parts
     from paceline.data.permutation import EpochPermutation
@@ -53,7 +54,7 @@ __getattr__, __dir__ = lazy.names(
         "ShardData": "paceline.data.step_data",
         "StepData": "paceline.data.step_data",
         "batch_bounds": "paceline.data.shards",
-        "copied": "paceline.data.device",
+        "copied": "paceline.data.copying",
         "owned_shards": "paceline.data.shards",
         "shard_bounds": "paceline.data.shards",
         "steps_per_epoch": "paceline.data.shards",

@@ -1,4 +1,4 @@
-"""Moving a batch to a device or into pinned memory, and copying it, whatever it is made of."""
+"""Moving a batch to a device or into pinned memory, whatever it is made of."""
 
 from __future__ import annotations
 
@@ -36,37 +36,6 @@ def pinned(batch: Any) -> Any:
         return part.pin_memory() if callable(getattr(part, "pin_memory", None)) else _NOT_A_LEAF
 
     return _rebuilt(batch, pin)
-
-
-def copied(batch: Any) -> Any:
-    """Return a batch that shares no memory with this one, so that work in place on one leaves the other alone.
-
-    What cannot be copied, an open file say, is handed on as it is.
-    """
-    clones: dict[int, Any] = {}
-
-    def note(part: Any) -> Any:
-        if not isinstance(part, Tensor):
-            return _NOT_A_LEAF
-        # deepcopy refuses what has a graph, and copies all the memory that a view lies in: a whole dataset, maybe.
-        if part.grad_fn is not None or (
-            part.layout is torch.strided
-            and part.untyped_storage().nbytes() > 2 * part.numel() * part.element_size()
-        ):
-            clones[id(part)] = part.detach().clone()
-        return part
-
-    def duplicate(part: Any) -> Any:
-        seen = dict(clones)  # what a copy that fails has half made must not serve
-        try:
-            made = copy.deepcopy(part, seen)
-        except Exception:  # noqa: BLE001 - whatever an object of the user's raises; its members are tried one by one
-            return _NOT_A_LEAF
-        clones.update(seen)
-        return made
-
-    _rebuilt(batch, note)
-    return _rebuilt(batch, duplicate)
 
 
 _NOT_A_LEAF = object()

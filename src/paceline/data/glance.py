@@ -17,23 +17,25 @@ from torch.utils.data import TensorDataset
 
 from paceline.data.contents import Difference, places_of
 from paceline.data.epochs import epoch_setters, tell_epoch
-from paceline.data.generators import GeneratorsAside, seed_generators
-from paceline.world.seeds import derive
+from paceline.data.generators import GeneratorsAside
+from paceline.data.samples import Samples
 
 SAMPLES = 4
 """How many are looked at: the first, the last and two between them."""
 AGAIN, AT_MOST, SECONDS = 8, 512, 1.0
 """How often those that differ are read once more: at least, at most, and for how long. What is drawn rarely is seen by that."""
 
+LARGE = 1e6
+"""A number from here on is no label, but one that counts nanoseconds, or names something."""
+
 
 class Glance:
     """Looks at a few samples of a data set."""
 
     def __init__(self, dataset: Any, seed: int) -> None:
-        self._dataset, self._seed = dataset, seed
+        self._dataset, self._samples = dataset, Samples(dataset, seed)
         self._draws = type(dataset) is not TensorDataset
         """Whether its samples may be drawn, or be fetched in a way of its own."""
-        self._fetches_many = callable(getattr(dataset, "__getitems__", None))
 
     def contents(self, epoch: int, samples: int) -> str:
         """Return what the data set of so many samples gives for a few of them, drawing what they draw when they are trained."""
@@ -46,9 +48,8 @@ class Glance:
     def _places(self, epoch: int, sample: int) -> dict[str, tuple[str, int, str]]:
         try:
             if self._draws:
-                seed_generators(derive(self._seed, "sample", epoch, sample))
-            many = self._fetches_many and self._draws
-            return places_of(self._dataset.__getitems__([sample])[0] if many else self._dataset[sample])
+                self._samples.seed(epoch, sample)
+            return places_of(self._samples.one(sample) if self._draws else self._dataset[sample])
         except Exception:  # noqa: BLE001 - an order may leave this sample out; else it is read, and named, in its turn
             return {}
 
@@ -58,6 +59,8 @@ def parted(mine: str, theirs: str, again: list[str]) -> tuple[int, Difference] |
 
     Left alone is what this worker itself has read differently `again`, and what is the same in all samples of a worker and
     differs between the two, where it is smaller than what they have in common: the name of a machine, the number of a process.
+    So is text, or a large number, that no sample of the other has: it counts where it is at least half of what changes from
+    sample to sample, as in a stream.
     """
     here, there = json.loads(mine), json.loads(theirs)
     readings = [json.loads(one) for one in again]
@@ -68,19 +71,23 @@ def parted(mine: str, theirs: str, again: list[str]) -> tuple[int, Difference] |
         if all(_hash(one, name, place) == _hash(here, name, place) for one in readings for name in here)
     }
     differing: dict[str, dict[str, int]] = {}
-    common = 0
+    common = changing = 0
     for sample in here:
         # One that could not be read, or looked into, on one of them tells nothing.
         for place in steady & here[sample].keys() if there.get(sample) else ():
             size = here[sample][place][1]
             if _hash(here, sample, place) == _hash(there, sample, place):
                 common += size
+                changing += size * _varies(here, place)
             else:
                 differing.setdefault(sample, {})[place] = size
     places = {place for found in differing.values() for place in found}
     idle = {place for place in places if not (_varies(here, place) or _varies(there, place))}
-    if sum(size for found in differing.values() for place, size in found.items() if place in idle) < common:
+    if _size_of(idle, differing) < common:
         places -= idle
+    own = {place for place in places if _is_own(here, there, place)}
+    if _size_of(own, differing) < changing:
+        places -= own
     for sample, found in differing.items():
         counted = [place for place in found if place in places]
         if counted:
@@ -118,6 +125,29 @@ def redrawn(mine: str, others: list[str]) -> tuple[int, Difference] | None:
                 if shown.startswith("[") and _hash(one, sample, place) not in (None, places[place][0]):
                     return int(sample), Difference(place, shown, one[sample][place][2])
     return None
+
+
+def _size_of(places: set[str], differing: dict[str, dict[str, int]]) -> int:
+    return sum(size for found in differing.values() for place, size in found.items() if place in places)
+
+
+def _is_own(here: dict[str, Any], there: dict[str, Any], place: str) -> bool:
+    """Return whether a place may hold a worker's own words: text or large numbers, of which the other has none.
+
+    Labels that two workers number otherwise are small, or among those of both.
+    """
+    said = [found[place][2] for found in (*here.values(), *there.values()) if place in found]
+    mine, theirs = ({_hash(one, sample, place) for sample in one} for one in (here, there))
+    return mine.isdisjoint(theirs) and all(map(_is_text_or_large, said))
+
+
+def _is_text_or_large(shown: str) -> bool:
+    if shown.lstrip("b")[:1] in ("'", '"'):
+        return True
+    try:
+        return abs(float(shown.partition("(")[2].rstrip(")") or shown)) >= LARGE  # numpy names the type
+    except ValueError:
+        return False
 
 
 def _hash(contents: dict[str, Any], sample: str, place: str) -> str | None:

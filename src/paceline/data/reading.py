@@ -19,12 +19,13 @@ import torch
 from torch import Tensor
 from torch.utils.data import TensorDataset, default_collate
 
-from paceline.data.device import copied
+from paceline.data.copying import copied
 from paceline.data.epochs import epoch_setters, tell_epoch
 from paceline.data.generators import GeneratorsAside, seed_generators
 from paceline.data.in_place import Items
 from paceline.data.permutation import Indices
 from paceline.data.resident import ResidentReader, fits_on
+from paceline.data.samples import Samples
 from paceline.world.seeds import derive
 
 Collate = Callable[[list[Any]], Any]
@@ -70,7 +71,7 @@ class SampleReader:
 
     def __init__(self, dataset: Any, *, seed: int, collate: Collate) -> None:
         self._dataset, self._seed, self._collate = dataset, seed, collate
-        self._fetches_many = callable(getattr(dataset, "__getitems__", None))
+        self._samples = Samples(dataset, seed)
         self._aside = GeneratorsAside()
         self._draws = False
         self._is_users = collate is not default_collate
@@ -102,7 +103,11 @@ class SampleReader:
             return [self._seeded(epoch, piece) for piece in pieces]
 
     def _plain(self, epoch: int, samples: list[int]) -> Any:
-        items = self._many(epoch, samples) if self._fetches_many else [self._one(epoch, i) for i in samples]
+        items = (
+            self._many(epoch, samples)
+            if self._samples.come_together
+            else [self._one(epoch, i) for i in samples]
+        )
         return self._collated(epoch, samples, items)
 
     def _seeded(self, epoch: int, piece: Indices) -> Any:
@@ -110,7 +115,7 @@ class SampleReader:
         # An order of the run's own may name a sample twice, which is not to be augmented alike.
         name, places = ("sample", samples) if piece.ndim == 1 else ("position", piece[:, 1].tolist())
         for sample, place in zip(samples, places, strict=True):
-            seed_generators(derive(self._seed, name, epoch, place))
+            self._samples.seed(epoch, place, name)
             items.append(self._one(epoch, sample))
         seed_generators(derive(self._seed, "collate", epoch, places[0]))
         return self._collated(epoch, samples, items)
@@ -129,7 +134,7 @@ class SampleReader:
 
     def _one(self, epoch: int, sample: int) -> Any:
         try:
-            return self._dataset.__getitems__([sample])[0] if self._fetches_many else self._dataset[sample]
+            return self._samples.one(sample)
         except Exception as error:
             error.add_note(f"while reading sample {sample} of the data set, in epoch {epoch}")
             raise

@@ -7,7 +7,7 @@ from contextlib import closing
 from dataclasses import replace
 from typing import Any
 
-from paceline.data.device import copied
+from paceline.data.copying import copied
 from paceline.data.resident import Rows
 from paceline.data.step_data import ShardData, StepData
 

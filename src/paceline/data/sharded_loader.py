@@ -233,6 +233,11 @@ class ShardedLoader:
         if self._taken_over is not None:
             self._taken_over.check()
 
+    @property
+    def numbered(self) -> tuple[Any, int] | None:
+        """The data set and its length, if its samples have numbers."""
+        return None if self._length is None else (self._dataset, self._length)
+
     def glances(self, epoch: int, look: Callable[[Iterator[str]], Value]) -> tuple[int, Value] | None:
         """Return the length of a map-style data set, and what `look` makes of readings of a few of its samples.
 

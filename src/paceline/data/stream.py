@@ -23,7 +23,7 @@ import numpy as np
 from torch.utils.data import IterableDataset, default_collate
 
 from paceline.data.contents import contents_of
-from paceline.data.device import copied
+from paceline.data.copying import copied
 from paceline.data.epochs import epoch_setters, tell_epoch
 from paceline.data.generators import GeneratorsAside, seed_generators
 from paceline.data.loading import LoadingOptions, StreamProcess

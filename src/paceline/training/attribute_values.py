@@ -81,7 +81,7 @@ def held_back(copy: Any) -> Named | None:
 
 def same(copy: Any, other: Any) -> bool:
     """Return whether two copies are equal: 1 is not True here, and nan is itself."""
-    return repr(copy) == repr(other)
+    return copy is other or repr(copy) == repr(other)
 
 
 def shown(copy: Any) -> str:

@@ -4,12 +4,12 @@
 the function from its top, but not that step; what makes modules anew for a group has not either. So each worker knows what there
 was when its steps began, and who joins takes over what all others have changed alike, where it has what they began with.
 What differs among workers, by their rank say, is left alone. What cannot be handed on (another layer, a hook, a lambda) ends the
-run, where all others have changed it alike.
+run, where all others have changed it alike. A run that goes back has again what there was at the step that it goes back to.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -39,18 +39,31 @@ Changes = dict[Key, tuple[Any, Any]]
 """What an attribute was when the steps began, and what it is."""
 
 
+@dataclass(frozen=True)
+class Then:
+    """What had changed at a step that a run may go back to."""
+
+    changes: Changes
+    others: frozenset[Key] = frozenset()
+    """Attributes that held what is not compared: a tensor, an object."""
+
+
 class ChangedAttributes:
     """What one worker knows of its modules and its task."""
 
     def __init__(self) -> None:
         self._began: dict[Key, Any] | None = None
+        self._others: frozenset[Key] = frozenset()
+        """What held something that is not compared when the steps began."""
         self._kept: Changes = {}
         """What is to be put on modules that are being made anew."""
+        self._saved: dict[int, Then] = {}
+        """What had changed at each checkpoint, by the number of steps."""
 
     def begin(self, model: nn.Module, task: Task | None) -> None:
         """Note what there is where the first step is about to be taken, or this worker about to join."""
         if self._began is None:
-            self._began = dict(_read(model, task))
+            self._began, self._others = _read(model, task)
 
     def keep(self, model: nn.Module, task: Task | None) -> None:
         """Note what has changed, before modules are made anew for the next group."""
@@ -64,49 +77,125 @@ class ChangedAttributes:
         for key, (_, now) in kept.items():
             _check_alike(key, now, _value(owners, *key), "the next group makes it")
         _set(owners, kept)
-        self._began = dict(_read(model, task)) | {
+        self._began = _read(model, task)[0] | {
             key: was for key, (was, now) in kept.items() if same(_value(owners, *key), now)
         }
         self._kept = {}
 
     def changes(self, model: nn.Module, task: Task | None) -> Changes:
         """Return what has changed since the steps began."""
+        return self.now(model, task).changes
+
+    def now(self, model: nn.Module, task: Task | None) -> Then:
+        """Return what has changed by now, should the run go back to here."""
         began = self._began
         if began is None:
-            return {}
-        now = dict(_read(model, task))
+            return Then({})
+        now, others = _read(model, task)
         keys = dict.fromkeys((*began, *now))
         pairs = {key: (began.get(key, ABSENT), now.get(key, ABSENT)) for key in keys}
-        return {key: pair for key, pair in pairs.items() if not same(*pair) and not _is_gone(key, now)}
+        changes = {key: pair for key, pair in pairs.items() if not same(*pair) and not _is_gone(key, now)}
+        return Then(changes, others)
 
     def agree(
         self, world: World, model: nn.Module, task: Task | None, *, joins: bool, computes: bool
     ) -> None:
         """Set those who join as all others are set alike; every worker of the group calls it, and all raise where that fails."""
-        mine = self.changes(model, task) if computes and not joins else {}
-        everybody: list[tuple[bool, Changes]] = all_gather_object(world.comm, (joins, mine))
-        keys = dict.fromkeys(key for _, changes in everybody for key in changes)
-        if not keys or not any(one for one, _ in everybody):
+        knows = computes and not joins
+        mine = self.changes(model, task) if knows else {}
+        everybody: list[_Told] = all_gather_object(world.comm, (joins, mine, self._saved if knows else {}))
+        if not any(is_new for is_new, _, _ in everybody):
             return
         owners = _owners(model, task)
-        present = {key: _value(owners, *key) for key in keys if key[0] in owners} if computes else {}
+        names = frozenset(owners) if computes else frozenset()
+        there: list[frozenset[str]] = all_gather_object(world.comm, names)
+        old = [place for place, (is_new, _, _) in enumerate(everybody) if not is_new]
+        alike = _alike([(everybody[place][1], there[place]) for place in old])
+        present = {key: _value(owners, *key) for key in alike if key[0] in owners} if computes else {}
         values: list[dict[Key, Any]] = all_gather_object(world.comm, present)
-        alike = {}
-        for key in keys:
-            said = [
-                changes.get(key)
-                for (is_new, changes), there in zip(everybody, values, strict=True)
-                if not is_new and (key in there or key in changes)
-            ]
-            first = said[0]
-            if first is not None and all(same(one, first) for one in said):
-                alike[key] = first
-        for (is_new, _), there in zip(everybody, values, strict=True):
+        for (is_new, _, _), found in zip(everybody, values, strict=True):
             for key, (_, now) in alike.items():
-                if is_new and there:
-                    _check_alike(key, now, there.get(key, ABSENT), "a worker that joins makes it")
+                if is_new and found:
+                    _check_alike(key, now, found.get(key, ABSENT), "a worker that joins makes it")
         if joins:
             _set(owners, alike)
+            numbers = {number for _, _, saved in everybody for number in saved}
+            self._saved = {
+                number: _together([(everybody[place][2].get(number), there[place]) for place in old])
+                for number in numbers
+            }
+
+    # Going back.
+
+    def note_saved(self, number: int, model: nn.Module, task: Task | None) -> None:
+        """Note what has changed where a checkpoint of so many steps was written."""
+        self._saved[number] = self.now(model, task)
+
+    def saved_at(self, number: int) -> Then | None:
+        """Return what had changed at a checkpoint, if that is known."""
+        return self._saved.get(number)
+
+    def agree_then(
+        self, world: World, model: nn.Module, task: Task | None, mine: Then | None, *, computes: bool
+    ) -> Then:
+        """Return what this worker is to have where all go back; who does not know has what those who do have alike.
+
+        Where nobody knows nothing had changed: it is the beginning, or a checkpoint that this run began with.
+        """
+        names = frozenset(_owners(model, task)) if computes else frozenset()
+        told: list[tuple[Then | None, frozenset[str]]] = all_gather_object(world.comm, (mine, names))
+        if mine is not None:
+            return mine
+        if all(one is None for one, _ in told):
+            return Then({}, self._others)
+        return _together(told)
+
+    def set_back(self, model: nn.Module, task: Task | None, then: Then, number: int) -> None:
+        """Have everything be set as it was then, after so many steps; raise where that cannot be."""
+        if self._began is None:
+            return
+        owners = _owners(model, task)
+        now, others = _read(model, task)
+        wanted = self._began | {key: value for key, (_, value) in then.changes.items()}
+        # What was lazy then has another class as soon as it has computed, and keeps what it was given.
+        lazy = {name for name, _ in wanted if name != TASK and (name, KIND) not in wanted}
+        for key in dict.fromkeys((*wanted, *now)):
+            was, value = wanted.get(key, ABSENT), now.get(key, ABSENT)
+            is_held = key in others or (was == ABSENT and key in then.others)
+            is_elsewhere = key[0] not in owners and key not in self._began  # with another worker's stage
+            if is_held or is_elsewhere or key[0] in lazy or same(was, value):
+                continue
+            _check_set_back(key, was, value, number)
+            name, attribute = key
+            if attribute in _MADE or name not in owners:
+                continue
+            if was == ABSENT:
+                delattr(owners[name], attribute)
+            else:
+                _put(owners[name], attribute, opened(was))
+
+
+_Told = tuple[bool, Changes, dict[int, Then]]
+"""Whether a worker joins, what has changed on it, and what had at each checkpoint."""
+
+
+def _alike(told: Iterable[tuple[Changes, frozenset[str]]]) -> Changes:
+    """Return what all have changed alike that have the module; beside their changes stands what modules there are."""
+    told = list(told)
+    alike = {}
+    for key in dict.fromkeys(key for changes, _ in told for key in changes):
+        said = [changes.get(key) for changes, names in told if key[0] in names or key in changes]
+        first = said[0]
+        if first is not None and all(same(one, first) for one in said):
+            alike[key] = first
+    return alike
+
+
+def _together(told: Iterable[tuple[Then | None, frozenset[str]]]) -> Then:
+    """Return what those who know of a step had alike."""
+    known = [(then, names) for then, names in told if then is not None]
+    alike = _alike([(then.changes, names) for then, names in known])
+    return Then(alike, frozenset().union(*(then.others for then, _ in known)))
 
 
 def _owners(model: nn.Module, task: Task | None) -> dict[str, Any]:
@@ -115,15 +204,20 @@ def _owners(model: nn.Module, task: Task | None) -> dict[str, Any]:
     return owners if task is None else {**owners, TASK: task}
 
 
-def _read(model: nn.Module, task: Task | None) -> Iterator[tuple[Key, Any]]:
-    """Give every attribute that counts, and the class of each module."""
+def _read(model: nn.Module, task: Task | None) -> tuple[dict[Key, Any], frozenset[Key]]:
+    """Return every attribute that counts, with the class of each module, and which attributes hold something else."""
+    found, others = dict[Key, Any](), set[Key]()
     for name, owner in _owners(model, task).items():
         if isinstance(owner, nn.Module) and not isinstance(owner, LazyModuleMixin):
-            yield (name, KIND), _kind(owner)
-            yield (name, HOOKS), _hooks(owner)
+            found[name, KIND], found[name, HOOKS] = _kind(owner), _hooks(owner)
         for attribute, value in vars(owner).items():
-            if attribute[0] != "_" and (copy := copied(value)) is not None:
-                yield (name, attribute), copy[0]
+            if attribute[0] == "_":
+                continue
+            if (copy := copied(value)) is None:
+                others.add((name, attribute))
+            else:
+                found[name, attribute] = copy[0]
+    return found, frozenset(others)
 
 
 def _kind(owner: object) -> str:
@@ -204,6 +298,32 @@ def _check_alike(key: Key, now: Any, made: Any, who: str) -> None:
             f"{attribute} of {name} was set in the run to {function.name}, which no other process can look up by name, but {who} "
             f"{'without it' if made == ABSENT else f'with {shown(made)}'}, and the answer would be another. Define the function "
             "at the top of a module; or set it before the first step, and switch it by a plain attribute."
+        )
+
+
+def _check_set_back(key: Key, was: Any, now: Any, number: int) -> None:
+    """Raise where what was changed in the run since a step cannot be undone."""
+    name, attribute = key
+    if attribute == KIND:
+        what, made = ("no module" if one == ABSENT else f"a {one.rpartition('.')[2]}" for one in (now, was))
+        raise InputError(
+            f"{name} was replaced in the run and is {what} by now, but the run goes back to step {number}, where it was {made}, "
+            "and the answer would be another. Make every module before the first step, and switch between them by an attribute "
+            "that forward() reads."
+        )
+    if attribute == HOOKS and ABSENT not in (was, now):
+        what, made = (", ".join(_short(one) for one in hooks) or "none" for hooks in (now, was))
+        raise InputError(
+            f"{name} was given other hooks in the run (by now {what}), but the run goes back to step {number}, where it had "
+            f"{made}, and the answer would be another. Register every hook before the first step, and switch it by an attribute "
+            "of the module that it reads."
+        )
+    function = held_back(was)
+    if function is not None:
+        raise InputError(
+            f"{attribute} of {name} was set in the run to {'nothing' if now == ABSENT else shown(now)}, but the run goes back to "
+            f"step {number}, where it was {function.name}, which cannot be looked up by name. Define the function at the top of "
+            "a module."
         )
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from paceline.data import ShardedLoader
-from paceline.data.device import copied
+from paceline.data.copying import copied
 from paceline.data.resident import gathered
 from paceline.declared import Collected
 from paceline.errors import InputError

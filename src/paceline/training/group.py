@@ -7,14 +7,14 @@ from typing import Any
 
 from paceline.errors import InputError
 from paceline.recovery.agreement import OpenBody, RolledBackError
-from paceline.recovery.handover import BEGINNING, CHECKPOINT, WORKERS, StateSource
+from paceline.recovery.handover import BEGINNING, CHECKPOINT, SNAPSHOTS, WORKERS, StateSource
 from paceline.recovery.membership import STATE_LOST
 from paceline.recovery.position import Position
 from paceline.state.chunks import LocalState
 from paceline.state.optimizer_state import set_options
 from paceline.strategies.replica import Replica
 from paceline.training import folder, resuming
-from paceline.training.changed_attributes import ChangedAttributes
+from paceline.training.changed_attributes import ChangedAttributes, Then
 from paceline.training.core import EngineCore
 from paceline.training.description import new_receipt
 from paceline.training.frozen import KEY as FROZEN
@@ -45,6 +45,12 @@ class RunGroup:
     """How many operations were finished where the present group formed and took a snapshot; None in the first group."""
     _states: Values = field(default_factory=dict, init=False)
     """What the loop's own states were where the run goes on, should it go back."""
+    _then: tuple[Replica, Then, int] | None = field(default=None, init=False)
+    """What the run had changed there, after how many steps, and on what; None on a worker that joins."""
+
+    def __post_init__(self) -> None:
+        state = self.core.state
+        self.saving.wrote = lambda number: self.changed.note_saved(number, state.replica.model, state.task)
 
     def take_snapshot(self) -> None:
         """Send this worker's part of the state to its neighbour, where that is done.
@@ -107,7 +113,7 @@ class RunGroup:
         state.replica_or_none = replica
         computes = replica.placement.computes
         self.changed.agree(state.world, replica.model, state.task, joins=self._joins, computes=computes)
-        self._joins = False
+        self._joins, self._then = False, None
         self.core.loop.guard.watch(replica)
         self.core.loop.body.enter_group()
         self.core.loaders.enter_group()
@@ -138,8 +144,15 @@ class RunGroup:
             **self.core.history.state(),
             "data": None if data is None else (DataFacts.of(data[0]), data[1]),
             "options": self.core.loop.body.options_then,
+            "changed": self.changed.now(state.replica.model, state.task) if self._knows_changes else None,
             FROZEN: frozen_names(state.replica.model) if state.replica.whole else None,
         }
+
+    @property
+    def _knows_changes(self) -> bool:
+        """Whether this worker has a model that it computes with, and has done so in the run."""
+        state = self.core.state
+        return not (state.waits_to_join or self._joins) and state.replica.placement.computes
 
     def adopt(self, position: Position, shared: dict[str, Any]) -> None:
         """Go on from where the others stand."""
@@ -174,6 +187,7 @@ class RunGroup:
         if source.kind == CHECKPOINT:
             saved = resuming.load(replica, state.options, state.world, state.emit)
             self._states = saved.states
+            self._agree_then(replica, source, saved.position.number)
             return saved.position
         self._states = self._states_at(source)
         if source.kind != BEGINNING:
@@ -187,7 +201,26 @@ class RunGroup:
                 "again, because model or optimizer were given ready made. Give run.prepare functions that make them, "
                 "--save-every or --peer-snapshots 1."
             )
+        self._agree_then(replica, source, source.position.number)
         return source.position
+
+    def _agree_then(self, replica: Replica, source: StateSource, number: int) -> None:
+        """Learn what the run had changed beside tensors where it goes on from; all workers call it."""
+        self._then = None
+        if source.kind == WORKERS:
+            return
+        state, mine = self.core.state, None
+        if source.kind == CHECKPOINT:
+            mine = self.changed.saved_at(number)
+        elif source.kind == SNAPSHOTS and (snapshot := self.core.sharded.snapshot_at(number)) is not None:
+            mine = snapshot.shared["changed"]
+        joins = state.waits_to_join or self._joins
+        computes = replica.placement.computes
+        then = self.changed.agree_then(
+            state.world, replica.model, state.task, None if joins else mine, computes=computes
+        )
+        if computes and not joins:
+            self._then = replica, then, number
 
     def _states_at(self, source: StateSource) -> Values:
         """Return what the loop's own states were where the run goes on; all workers call it."""
@@ -209,7 +242,11 @@ class RunGroup:
         return bool(self.core.loop.registered)
 
     def put_states_back(self) -> None:
-        """Have them be what they were where the state comes from that was loaded last."""
+        """Have them, and attributes, be what they were where the state comes from that was loaded last."""
+        if self._then is not None:
+            replica, then, number = self._then
+            self.changed.set_back(replica.model, self.core.state.task, then, number)
+            self._then = None
         if self.core.loop.registered:
             self.core.loop.registered.load(self._states)
 

@@ -52,14 +52,17 @@ class Measuring:
         self.group.take_snapshot()
 
         def measure() -> dict[str, float]:
-            with (
-                self.core.loop.guard.updating(),
-                self.core.loop.body.left_out(),
-                averages_in_place(state.average, state.replica),
-            ):
-                watched = self.core.loop.left.watched(state, metrics)
-                found = evaluate(loader, watched, state.replica, state.world, state.options.seed)
-            self.core.loop.left.tell(state)
+            try:
+                with (
+                    self.core.loop.guard.updating(),
+                    self.core.loop.body.left_out(),
+                    averages_in_place(state.average, state.replica),
+                ):
+                    watched = self.core.loop.left.watched(state, metrics)
+                    found = evaluate(loader, watched, state.replica, state.world, state.options.seed)
+                self.core.loop.left.tell(state)
+            finally:
+                self.core.loop.left.release()
             return found
 
         try:

@@ -66,15 +66,18 @@ class Predicting:
         self.group.take_snapshot()
 
         def act() -> Any:
-            with (
-                self.core.loop.guard.updating(),
-                self.core.loop.body.left_out(),
-                averages_in_place(state.average, state.replica),
-            ):
-                watched = self.core.loop.left.watched(state, function)
-                windows = self._windows(loader, watched)
-                found = _to_memory(windows) if out is None else _to_file(windows, state.world, out)
-            self.core.loop.left.tell(state)
+            try:
+                with (
+                    self.core.loop.guard.updating(),
+                    self.core.loop.body.left_out(),
+                    averages_in_place(state.average, state.replica),
+                ):
+                    watched = self.core.loop.left.watched(state, function)
+                    windows = self._windows(loader, watched)
+                    found = _to_memory(windows) if out is None else _to_file(windows, state.world, out)
+                self.core.loop.left.tell(state)
+            finally:
+                self.core.loop.left.release()
             return found
 
         try:

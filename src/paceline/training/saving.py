@@ -52,6 +52,8 @@ class Saving:
     """What else is to be called on the worker that has committed a checkpoint, with its step and its folder."""
     first: Callable[[], None] = field(default=lambda *_: None, init=False)
     """What is to be called on each worker before it begins to write a checkpoint."""
+    wrote: Callable[[int], None] = field(default=lambda *_: None, init=False)
+    """What is to be called on each worker when a checkpoint was written, with its step."""
     _asked: bool = field(default=False, init=False)
     """Whether the loop has asked for a checkpoint in a body that has not ended."""
 
@@ -170,6 +172,7 @@ class Saving:
             raise fault.error()
         self.saved_at, self._asked = state.position, False
         self.core.sharded.note_checkpoint(state.position, self.core.journal.state)
+        self.wrote(state.position.number)
 
     def _write(self, saver: Saver, *, last: bool) -> Fault:
         """Write this worker's part with all others; return what went wrong, the same on all.

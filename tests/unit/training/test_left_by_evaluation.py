@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import re
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -87,3 +89,19 @@ def test_it_is_told_of_once(change: Callable[..., None], name: str) -> None:
 def test_what_does_no_harm_is_left_alone() -> None:
     with opened(shards=2) as run:
         assert notes(run, log, 5) == []
+
+
+def test_an_evaluation_that_fails_leaves_nothing_alive() -> None:
+    class Measure:
+        def __call__(self, model: nn.Module, batch: list[torch.Tensor]) -> dict[str, Mean]:
+            raise ValueError("no metric")
+
+    with opened(shards=2) as run:
+        prepared(run)
+        measure = Measure()
+        gone = weakref.ref(measure)
+        with pytest.raises(ValueError, match="no metric"):
+            run.evaluate(data(), measure, batch_size=8)
+        del measure
+        gc.collect()
+        assert gone() is None

@@ -274,6 +274,68 @@ def test_what_is_drawn_rarely_is_seen_to_be_drawn_and_the_first_worker_tells(num
     ]
 
 
+def test_a_process_own_words_beside_larger_samples_are_left_alone() -> None:
+    def of(rank: int) -> Callable[[int], Any]:
+        return lambda number: (
+            torch.full((100,), float(number)),
+            f"host{rank}-123-{number}",
+            10**15 * (rank + 1) + number,
+        )
+
+    worlds = group(2)
+    for rank, world in enumerate(worlds):
+        assert sizes(numbered(Numbered(range(9), of(rank))), world) == [4, 4, 1]
+
+
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (
+            lambda flip: lambda number: (torch.arange(900) + number, ("cat", "dog")[(number % 2) ^ flip]),
+            "sample 0 is 'dog' here and 'cat' there",
+        ),
+        (
+            lambda rank: lambda number: (number, f"a sentence of its own {rank} {number}"),
+            "sample 0 is 'a sentence of its own 1 0' here",
+        ),
+        (
+            lambda rank: lambda number: (torch.arange(900) + number, 5.0 * rank + number),
+            "sample 0 is 5.0 here and 0.0 there",
+        ),
+    ],
+)
+def test_text_that_is_the_sample_or_a_label_still_counts(make: Any, said: str) -> None:
+    worlds = group(2)
+    sizes(numbered(Numbered(range(9), make(0))), worlds[0])
+    with pytest.raises(InputError, match=said):
+        sizes(numbered(Numbered(range(9), make(1))), worlds[1])
+
+
+def test_a_data_set_that_is_given_again_is_not_looked_at_again() -> None:
+    worlds = group(2)
+    sets = [Numbered(range(9)) for _ in worlds]
+    for _ in range(20):
+        for data, world in zip(sets, worlds, strict=True):
+            assert sizes(numbered(data), world, which=EVALUATION) == [4, 4, 1]
+    assert [len(data.read) for data in sets] == [4 + 20 * 9] * 2
+    assert worlds[0].store is not None
+    assert worlds[0].store.num_keys() < 20
+    # A worker that makes it anew counts as the others do.
+    sizes(numbered(sets[0]), worlds[0])
+    sizes(numbered(Numbered(range(9))), worlds[1])
+    sizes(numbered(Numbered(range(9))), worlds[0])
+    with pytest.raises(InputError, match=r"sample 0 is 8.0 here and 0.0 there"):
+        sizes(numbered(Numbered(range(9)[::-1])), worlds[1])
+    sets[0].numbers = range(8)  # of another length it is another one
+    sizes(numbered(sets[0]), worlds[0])
+    with pytest.raises(InputError, match="9 samples on rank 1 and 8 on rank 0"):
+        sizes(numbered(Numbered(range(9))), worlds[1])
+    worlds = group(2)
+    sizes(numbered(sets[1]), worlds[0])
+    with pytest.raises(InputError, match="8 samples on rank 1 and 9 on rank 0"):
+        sizes(numbered(sets[0]), worlds[1])
+
+
 def test_a_clock_in_a_sample_is_no_matter() -> None:
     told = list[str]()
     clock = iter(range(10**6))

@@ -16,7 +16,6 @@ from typing import Any
 from torch import Tensor, nn
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from paceline.compat.tensors import write_count
 from paceline.errors import InputError
 from paceline.strategies.base import LossFunction
 from paceline.strategies.guards.generator_states import State, drew_on, kind_of, state_of
@@ -24,6 +23,7 @@ from paceline.strategies.guards.reached import LOOP, Generator, Named, Reached, 
 from paceline.task import Loss, Task
 from paceline.training.checks.carried import Flow, can_follow, holder_of
 from paceline.training.checks.counters import Numbers, changing
+from paceline.training.checks.findings import others_too, writes_to
 
 _LARGE = 1 << 22
 """Bytes of arrays that are compared by their values."""
@@ -136,10 +136,7 @@ class HiddenState:
             new = [name for name in found if self.told.isdisjoint((name, holder_of(name)))]
             self.told.update((*new, *filter(None, map(holder_of, new))))
             if new:
-                others = (
-                    f" The same goes for {', '.join(new[1:4])}{' ...' * (len(new) > 4)}." if new[1:] else ""
-                )
-                notes.append(f"step {number}: {says(new[0])}{others}")
+                notes.append(f"step {number}: {says(new[0])}{others_too(new)}")
         return notes
 
     # The passes of one step.
@@ -159,15 +156,15 @@ class HiddenState:
             self._flow = Flow(followed, inside=filter(_is_models, followed), known=found.tensors)
         if self._looks:
             self._numbers.begin(found)
-            self._held = {name: (weakref.ref(one), _version(one)) for name, one in found.tensors.items()}
+            self._held = {name: (weakref.ref(one), writes_to(one)) for name, one in found.tensors.items()}
             self._tensors, self._arrays = [], {}
             if self._steps > 1:  # the first passes may well make them
                 self._tensors = [(name, *held) for name, held in self._held.items() if _is_models(name)]
                 self._tensors += [
-                    (name, weakref.ref(one), _version(one)) for name, one in found.buffers.items()
+                    (name, weakref.ref(one), writes_to(one)) for name, one in found.buffers.items()
                 ]
                 self._arrays = _values(found)
-        self._tensors = [(name, one, _version(one())) for name, one, _ in self._tensors]
+        self._tensors = [(name, one, writes_to(one())) for name, one, _ in self._tensors]
         states = {name: state_of(one) for name, one in self._generators.items()}
         self._states = {name: state for name, state in states.items() if state is not None}
 
@@ -182,7 +179,7 @@ class HiddenState:
         self._open = False
         self._drawn = [(name, drawn) for name, drawn in self._moved() if drawn is not False]
         self._written = [
-            name for name, one, version in self._tensors if one() is not None and _version(one()) != version
+            name for name, one, version in self._tensors if one() is not None and writes_to(one()) != version
         ]
         flow = self._flow
         if flow is not None:
@@ -267,8 +264,4 @@ def _values(found: Reached) -> dict[str, bytes]:
 
 
 def _same(now: Tensor, before: weakref.ref[Tensor], version: int) -> bool:
-    return before() is now and _version(now) == version
-
-
-def _version(one: Tensor | None) -> int:
-    return 0 if one is None or one.is_inference() else write_count(one)
+    return before() is now and writes_to(now) == version

@@ -12,10 +12,10 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from paceline.compat.tensors import write_count
 from paceline.observe import Note
 from paceline.strategies.guards.reached import Reached, reached_from
 from paceline.training.checks.counters import Numbers
+from paceline.training.checks.findings import others_too, writes_to
 from paceline.training.state import RunState
 
 Function = Callable[[Any, Any], Any]
@@ -62,17 +62,19 @@ class LeftByEvaluation:
             return
         found = self._find()
         names = [*self._numbers.changed(found, first=False), *self._moved(found)]
-        self._watched, self._before = None, _Standing({}, {})
         new = [name for name in names if name not in self._told]
         self._told.update(new)
         if new:
-            others = f" The same goes for {', '.join(new[1:4])}{' ...' * (len(new) > 4)}." if new[1:] else ""
             text = (
                 f"an evaluation or prediction changes {new[0]}, and leaves it so. It follows the samples of this worker, so "
                 "what is computed with it later depends on shards and workers; in a log it does no harm. Return it as a metric: "
-                f"run.evaluate and on_eval() give the same to all workers.{others}"
+                f"run.evaluate and on_eval() give the same to all workers.{others_too(new)}"
             )
             state.emit(Note(text=text))
+
+    def release(self) -> None:
+        """Keep nothing of what was watched: the evaluation has ended, or failed."""
+        self._watched, self._before = None, _Standing({}, {})
 
     def _find(self) -> Reached:
         if self._watched is None:
@@ -89,7 +91,7 @@ class LeftByEvaluation:
             if isinstance(one, nn.Module) and id(one) not in own
         }
         tensors = {**found.tensors, **found.buffers}
-        return _Standing({name: (one, _version(one)) for name, one in tensors.items()}, modes)
+        return _Standing({name: (one, writes_to(one)) for name, one in tensors.items()}, modes)
 
     def _moved(self, found: Reached) -> list[str]:
         """Return the tensors that were written to, and the modules that were switched."""
@@ -105,7 +107,3 @@ class LeftByEvaluation:
             if name in now.modes and now.modes[name][0] is module and now.modes[name][1] != mode
         ]
         return [*written, *switched]
-
-
-def _version(one: Tensor) -> int:
-    return 0 if one.is_inference() else write_count(one)

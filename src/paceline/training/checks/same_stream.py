@@ -4,7 +4,7 @@ Every worker reads the whole stream, so they compare what they read at the same 
 reading and of the steps 1, 2, 4, 8 and so on of its epoch, and how many there were. That is done in the readings 1, 2, 4, 8 and
 so on of a data set by a group. No worker waits for another: the first that comes to a place leaves word of what it has read
 there, and the others compare. Of a data set whose samples have numbers each worker reads its own, so a few of them are read
-on all workers beside that, in the first reading by a group.
+on all workers beside that, in the first reading by a group; not again where the loop gives the same data set anew.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, ref
 
 from torch.distributed import DistError
 
@@ -41,6 +41,19 @@ class _Readings:
 
     number: int = 0
     left: list[tuple[int, str]] = field(default_factory=list)
+    _compared: dict[int, tuple[ref[Any], int]] = field(default_factory=dict)
+    """Data sets whose samples this worker has compared, by identity, with the length that each had."""
+
+    def has_compared(self, dataset: Any, length: int) -> bool:
+        """Return whether the samples of a data set were compared before."""
+        known = self._compared.get(id(dataset))
+        return known is not None and known[0]() is dataset and known[1] == length
+
+    def note_compared(self, dataset: Any, length: int) -> None:
+        """Remember a data set as long as it lives."""
+        self._compared = {key: one for key, one in self._compared.items() if one[0]() is not None}
+        with suppress(TypeError):  # a list, of which nobody could tell whether it is the same
+            self._compared[id(dataset)] = ref(dataset), length
 
 
 _PURE = (
@@ -103,11 +116,24 @@ def _compare_samples(loader: ShardedLoader, world: World, which: str, epoch: int
 
     Return the key under which a worker leaves what the first one should tell; None of a stream.
     """
+    numbered, comparison = loader.numbered, _Comparison(loader, world, which, epoch)
+    if numbered is None:
+        return None
+    if comparison.group.has_compared(*numbered):
+        comparison.begin()  # another worker may have made the data set anew, and all count alike
+        return None
+    key = _compare_anew(loader, world, which, epoch, comparison)
+    comparison.group.note_compared(*numbered)
+    return key
+
+
+def _compare_anew(
+    loader: ShardedLoader, world: World, which: str, epoch: int, comparison: _Comparison
+) -> str | None:
     found = loader.glances(epoch, next)
     if found is None:
         return None
     length, mine = found
-    comparison = _Comparison(loader, world, which, epoch)
     rank, word = comparison.first_of_all(f"{length} {mine}")
     key = comparison.key("redrawn")
     said, _, theirs = word.partition(" ")
@@ -143,11 +169,11 @@ class _Comparison:
 
     def __init__(self, loader: ShardedLoader, world: World, which: str, epoch: int) -> None:
         self._loader, self._world, self._which, self._epoch = loader, world, which, epoch
-        self._group = _groups.setdefault(world.comm, _Readings())
+        self.group = _groups.setdefault(world.comm, _Readings())
 
     def read(self, start_step: int, options: dict[str, Any]) -> Iterator[StepData]:
         """Yield the steps of an epoch from `start_step` on, and compare."""
-        self._begin()
+        self.begin()
         whole = self._loader.batch_size
         times: int = options["times"]
         items, ended = start_step // times * whole, False
@@ -167,15 +193,16 @@ class _Comparison:
 
     def first_of_all(self, mine: str) -> tuple[int, str]:
         """Return what the first worker that came here said of its data set, and which it is."""
-        self._begin()
+        self.begin()
         return self._first("samples", mine)
 
     def key(self, place: str) -> str:
         """Return where in the store words of this reading lie."""
-        return f"stream/{self._group.number}/{self._which}/{self._epoch}/{place}"
+        return f"stream/{self.group.number}/{self._which}/{self._epoch}/{place}"
 
-    def _begin(self) -> None:
-        group = self._group
+    def begin(self) -> None:
+        """Count this reading, and take back words that nobody comes to any more."""
+        group = self.group
         group.number += 1
         with suppress(DistError):
             while group.left and group.left[0][0] <= group.number - _KEPT:
@@ -207,7 +234,7 @@ class _Comparison:
 
     def _first(self, place: str, word: str) -> tuple[int, str]:
         """Return what the first worker that came to a place said of it, and which it is."""
-        group, rank = self._group, self._world.rank
+        group, rank = self.group, self._world.rank
         key = self.key(place)
         with suppress(DistError):  # the group breaks, which is noticed where its workers train together
             said, _, theirs = leave_first(self._world, key, f"{rank} {word}").partition(" ")

@@ -1,0 +1,79 @@
+"""What a run has changed beside tensors is as it was where the run goes back to."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from paceline.errors import InputError
+from paceline.training.changed_attributes import ChangedAttributes, Then
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.drop, self.lazy = nn.Dropout(0.1), nn.LazyLinear(2)
+        self.table = {"a": [1]}
+        self.also = self.table
+        self.act: Any = torch.tanh
+        self.seen: Any = None
+
+
+def begun() -> tuple[Net, ChangedAttributes]:
+    net, changed = Net(), ChangedAttributes()
+    changed.begin(net, None)
+    return net, changed
+
+
+def change(net: Net) -> None:
+    net.drop.p, net.new, net.act = 0.5, 1, torch.relu  # type: ignore[assignment]
+    net.table["a"] = [2]
+    net.eval()
+
+
+def test_values_tables_and_functions_are_set_back() -> None:
+    net, changed = begun()
+    net.drop.p, net.seen = 0.2, torch.ones(1)
+    then = changed.now(net, None)
+    change(net)
+    net.lazy(torch.ones(1, 3))
+    changed.set_back(net, None, then, 4)
+    assert (net.drop.p, net.act, net.also, net.training) == (0.2, torch.tanh, {"a": [1]}, True)
+    assert net.also is net.table
+    assert not hasattr(net, "new")
+    assert net.seen is not None
+    assert net.lazy.in_features == 3
+    assert changed.now(net, None).changes[("drop", "p")] == (0.1, 0.2)
+    changed.set_back(net, None, Then({}), 0)
+    assert net.drop.p == 0.1
+
+
+def test_what_came_back_meanwhile_is_set_again() -> None:
+    net, changed = begun()
+    change(net)
+    then = changed.now(net, None)
+    net.drop.p, net.act = 0.1, torch.tanh
+    del net.new
+    changed.set_back(net, None, then, 4)
+    assert (net.drop.p, net.act, net.new) == (0.5, torch.relu, 1)
+
+
+def test_what_cannot_be_set_back_is_refused() -> None:
+    net, changed = begun()
+    net.act = lambda value: value
+    then = changed.now(net, None)
+    net.act = torch.relu
+    with pytest.raises(
+        InputError,
+        match=r"^act of the model was set in the run to .*relu, .* back to step 4, where it was .*lambda",
+    ):
+        changed.set_back(net, None, then, 4)
+    net, changed = begun()
+    net.more = nn.Linear(1, 1)
+    with pytest.raises(
+        InputError, match=r"^more was replaced in the run and is a Linear by now, .* it was no module"
+    ):
+        changed.set_back(net, None, Then({}), 0)
