@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from paceline.errors import WorkerGoneError
 from paceline.recovery.position import Position
+from paceline.world.kernels import check_same_kind
 
 NEWCOMER = -1
 """The number of finished operations of a worker that joins."""
@@ -60,6 +61,8 @@ class MemberReport:
     """Whether it holds weights for others, and never had a batch in its loop."""
     registers: bool
     """Whether its loop has registered states of its own."""
+    kernels: str
+    """What its kernels are chosen by, where bits are promised."""
 
     @property
     def number(self) -> int:
@@ -70,6 +73,13 @@ class MemberReport:
 def furthest(members: Sequence[MemberReport]) -> int:
     """Return the rank that has finished most, the lowest of equals."""
     return max(range(len(members)), key=lambda rank: (members[rank].finished, -rank))
+
+
+def check_kernels(members: Sequence[MemberReport], rank: int) -> None:
+    """Refuse a worker that comes to others and computes with other kernels than they do: it alone, for they can go on."""
+    before = [other for other, member in enumerate(members) if member.finished != NEWCOMER]
+    if before and members[rank].finished == NEWCOMER:
+        check_same_kind(rank, members[rank].kernels, before[0], members[before[0]].kernels)
 
 
 def broken_body(members: Sequence[MemberReport]) -> OpenBody | None:

@@ -53,6 +53,10 @@ class StateHooks(Protocol):
         """Load into a new replica its part of the state from where it is, and return where the run goes on."""
 
     @property
+    def kernels(self) -> str:
+        """What this worker's kernels are chosen by, where bits are promised; empty where they are not."""
+
+    @property
     def registers_states(self) -> bool:
         """Whether the loop has registered states of its own."""
 

@@ -22,6 +22,7 @@ from paceline.recovery.agreement import (
     broken_body,
     check_computed,
     check_intact,
+    check_kernels,
     furthest,
 )
 from paceline.recovery.group_state import GroupState
@@ -172,8 +173,10 @@ class Regrouping:
             outside=not inside,
             serves=self._before is not None and not self._before.placement.computes,
             registers=self.hooks.registers_states,
+            kernels=self.hooks.kernels,
         )
         members: list[MemberReport] = all_gather_object(world.comm, mine)
+        check_kernels(members, world.rank)
         check_computed(members)
         group.asks_in_body = any(member.asks_in_body for member in members)
         group.broken_body = broken_body(members)

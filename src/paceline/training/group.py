@@ -15,6 +15,7 @@ from paceline.state.optimizer_state import set_options
 from paceline.strategies.replica import Replica
 from paceline.training import folder, resuming
 from paceline.training.changed_attributes import ChangedAttributes, Then
+from paceline.training.checks.same_kernels import kernels
 from paceline.training.core import EngineCore
 from paceline.training.description import new_receipt
 from paceline.training.frozen import KEY as FROZEN
@@ -235,6 +236,12 @@ class RunGroup:
             mine = self.core.loop.registered.snapshot()
         everybody: list[Values | None] = all_gather_object(state.world.comm, mine)
         return next((states for states in everybody if states is not None), {})
+
+    @property
+    def kernels(self) -> str:
+        """What this worker's kernels are chosen by, where bits are promised."""
+        state = self.core.state
+        return kernels(state.world, state.exactness, compiled=state.options.compile)
 
     @property
     def registers_states(self) -> bool:

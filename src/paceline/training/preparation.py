@@ -24,7 +24,7 @@ from paceline.strategies.precision import Precision
 from paceline.strategies.replica import Replica
 from paceline.strategies.structure import Structure
 from paceline.training import resuming
-from paceline.training.checks.same_kernels import check_same_kernels
+from paceline.training.checks.same_kernels import check_same_kernels, kernels
 from paceline.training.checks.same_model import made_alike
 from paceline.training.core import EngineCore
 from paceline.training.frozen import KEY as FROZEN
@@ -109,7 +109,7 @@ class Preparation:
         joins = state.waits_to_join
         # What needs the others is done when there are any.
         inputs = replace(inputs, sync_batchnorm=inputs.sync_batchnorm and not joins)
-        check_same_kernels(state.world, state.exactness, compiled=state.options.compile)
+        check_same_kernels(state.world, kernels(state.world, state.exactness, compiled=state.options.compile))
         alike = made_alike(inputs, state.world)
         replica = state.replica_or_none = state.strategy.prepare(alike, state.world)
         self.core.loop.guard.watch(replica)
@@ -132,7 +132,6 @@ class Preparation:
             before.placement.check_reusable()
         inputs = carried_inputs(self.inputs, before) if before is not None else self.inputs
         state.strategy = strategies.load(state.options.choice.strategy(state.world.mesh))
-        check_same_kernels(state.world, state.exactness, compiled=state.options.compile)
         with seeds.preserved():  # the loop may draw on behind run.evaluate, in which the group broke
             alike = made_alike(inputs, state.world, formed_anew=True)
             replica = state.strategy.prepare(alike, state.world)

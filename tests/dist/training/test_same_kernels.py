@@ -41,4 +41,4 @@ def test_workers_with_other_instructions_promise_no_bits(exact, tmp_path):
         return
     assert ended.returncode != 0
     assert "torch chooses other kernels there" in ended.stderr
-    assert "Use CPUs of one kind, or " in ended.stderr
+    assert "Use machines of one kind, or " in ended.stderr

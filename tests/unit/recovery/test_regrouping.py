@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from paceline.errors import InputError
 from paceline.recovery.agreement import (
     NEWCOMER,
     MemberReport,
@@ -13,6 +14,7 @@ from paceline.recovery.agreement import (
     RolledBackError,
     broken_body,
     check_intact,
+    check_kernels,
 )
 from paceline.recovery.group_state import GroupState
 from paceline.recovery.handover import StateSource
@@ -24,7 +26,13 @@ from paceline.world.interruption import InterruptedWaitError, Interruption
 
 
 def member(
-    finished: int, number: int, redone: int = 0, body: int | None = None, *, asks: bool = False
+    finished: int,
+    number: int,
+    redone: int = 0,
+    body: int | None = None,
+    *,
+    asks: bool = False,
+    kernels: str = "",
 ) -> MemberReport:
     return MemberReport(
         finished,
@@ -38,7 +46,16 @@ def member(
         outside=False,
         serves=False,
         registers=False,
+        kernels=kernels,
     )
+
+
+def test_who_comes_with_other_kernels_is_refused_alone() -> None:
+    members = [member(-1, 0, kernels="avx2"), member(5, 5, kernels="avx512"), member(-1, 0, kernels="avx512")]
+    with pytest.raises(InputError, match="rank 0 computes on avx2, and rank 1 on avx512"):
+        check_kernels(members, 0)
+    for rank in (1, 2):
+        check_kernels(members, rank)
 
 
 def stand(
