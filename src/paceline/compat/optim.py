@@ -26,16 +26,6 @@ def step_hooks(optimizer: Optimizer) -> list[tuple[str, Callable[..., Any]]]:
     return [(how, hook) for how, hooks in tables for hook in hooks.values()]
 
 
-def keeps_no_gradient(optimizer: Optimizer) -> bool:
-    """Return whether all that sees gradients in a step is torch's own: its optimizers keep copies, if anything."""
-    of_torch = type(optimizer).__module__.startswith("torch.optim.") and not has_own_step(optimizer)
-    return of_torch and not any(_is_strange(hook) for _, hook in step_hooks(optimizer))
-
-
-def _is_strange(hook: Any) -> bool:
-    return not str(getattr(hook, "__module__", None)).startswith("paceline.")
-
-
 def ensure_hooks(optimizer: Optimizer) -> None:
     """Make an optimizer run its step hooks, even one (a wrapper) that never called torch's constructor."""
     optimizer._patch_step_function()

@@ -71,8 +71,6 @@ class StrategyInputs:
     cuda_graph: str = "off"
     """Whether steps are replayed from a CUDA graph: where it pays (auto), wherever it can be (on), or never (off)."""
     find_unused_parameters: bool = False
-    gradients_seen: bool = True
-    """Whether code of the user's comes by when gradients are there, and may keep them: a loop, a hook of a task."""
     several: bool = False
     """Whether the run has several optimizers, which may take turns."""
     scaler: torch.amp.GradScaler | None = None
@@ -165,8 +163,6 @@ class Previous(Protocol):
     optimizer: Optimizer
     scheduler: LRScheduler | None
     compiler: Compiler | None
-    gradients_kept: bool
-    """Whether somebody might keep a gradient beyond its step, before hooks of its own were put on the optimizer."""
 
     @property
     def whole(self) -> bool:

@@ -27,9 +27,6 @@ class Reducer:
     narrows = True
     """Whether it can be wired up for a part of what trains, and switch from one part to another between steps."""
 
-    may_be_kept = True
-    """Whether somebody may keep a gradient beyond its step: it must not lie where the next one is written."""
-
     @property
     def capturable(self) -> bool:
         """Whether a step with it may be captured as a CUDA graph: it talks to no other worker."""
@@ -116,15 +113,6 @@ class AroundReducer(Reducer):
         super().__init__(inner.world)
         self.inner = inner
         self.watches, self.shows_sums = inner.watches, inner.shows_sums
-
-    @property
-    def may_be_kept(self) -> bool:
-        """Whether somebody may keep a gradient beyond its step."""
-        return self.inner.may_be_kept
-
-    @may_be_kept.setter
-    def may_be_kept(self, value: bool) -> None:
-        self.inner.may_be_kept = value
 
     def wire(self, step: StepState) -> None:
         """Take hold of what trains now."""

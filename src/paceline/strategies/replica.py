@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from paceline.compat.optim import ensure_hooks, keeps_no_gradient, overflows
+from paceline.compat.optim import ensure_hooks, overflows
 from paceline.data import to_device
 from paceline.errors import InputError, NonFiniteLossError
 from paceline.state.chunks import Catalogue, ChunkBounds, LocalState, Read, split
@@ -39,7 +39,7 @@ from paceline.strategies.graphs.step_graphs import StepGraphs
 from paceline.strategies.guards.loss_checks import check_trainable
 from paceline.strategies.guards.overlaps import refuse_overlaps
 from paceline.strategies.guards.partial_update import watch_updates
-from paceline.strategies.guards.schedules import step_schedule
+from paceline.strategies.guards.schedules import check_looks, step_schedule
 from paceline.strategies.guards.trained import agree_on_change, check_held
 from paceline.strategies.in_turns.optimizers import Optimizers, TurnPart, each_of
 from paceline.strategies.in_turns.turns import ReplicaTurns
@@ -86,11 +86,6 @@ class Replica:
         self.compiler = inputs.compiler(world)
         self.optimizer: Optimizer = inputs.optimizer(self.model)
         ensure_hooks(self.optimizer)
-        self.reducer.may_be_kept = self.gradients_kept = inputs.gradients_seen or (
-            inputs.previous.gradients_kept
-            if inputs.previous is not None and inputs.carries_on
-            else not all(map(keeps_no_gradient, each_of(self.optimizer)))
-        )
         self.closure = ClosureStep.of(self.optimizer, placement, updates_here=update is None)
         """What takes the steps of an optimizer that computes the loss itself."""
         self.fused = FusedUpdate(self.optimizer, world.device, inputs.note)
@@ -99,6 +94,8 @@ class Replica:
         """Whose turn it is, where several optimizers take turns."""
         self.partial_update = watch_updates(each_of(self.optimizer), placement.scope, world.device)
         self.scheduler: LRScheduler | None = inputs.scheduler(self.optimizer)
+        if self.partial_update.watches:
+            check_looks(self.scheduler)
         self.precision = inputs.precision
         self.scaler: torch.amp.GradScaler | None = inputs.scaler or inputs.precision.scaler()
         placement.adopt(self.optimizer)

@@ -137,8 +137,9 @@ class StepResult:
         """Raise when the loss is not a finite number, or nothing had any weight."""
         total, weight = self._read or self._wait()
         if not 0 < weight < math.inf:
+            none = "" if weight else ": no sample has any, or no batch of the step was given to step.backward"
             raise NonFiniteLossError(
-                f"step {self.number}: the weight of the whole global batch is {weight:g}."
+                f"step {self.number}: the weight of the whole global batch is {weight + 0.0:g}{none}."
             )
         if not math.isfinite(total):
             raise NonFiniteLossError(f"step {self.number}: the loss is {total}.")

@@ -257,7 +257,7 @@ class DdpReducer(Reducer):
     def _stays_apart(self, buffer: Tensor) -> bool:
         """Return whether totals go to memory of their own, which costs nothing in an exchange that copies them out anyway."""
         apart = isinstance(self.exchange, SharedMemoryExchange | HostsExchange | SocketExchange)
-        return self.may_be_kept and apart and not buffer.is_cuda
+        return apart and not buffer.is_cuda
 
     def _parts(self, bucket: GradBucket, buffer: Tensor) -> list[Tensor]:
         places = [self._places[id(parameter)] for parameter in bucket.parameters()]
@@ -276,10 +276,10 @@ class DdpReducer(Reducer):
         ]
 
     def _take_sums(self) -> None:
-        """Take the sums out of the reducer's buckets, where somebody may keep them: the next step writes there."""
+        """Take the sums out of the reducer's buckets: the next step writes there, and whoever sees them may keep them."""
         if not self._last_bucket_seen:
             self._refuse_unreduced()
-        for one in self.step.tracked if self.may_be_kept else [self.step.loss_stats]:
+        for one in self.step.tracked:
             if one.grad is not None:
                 one.grad = self._own.total(one.grad)
 

@@ -1,4 +1,4 @@
-"""Memory for summed gradients that somebody may keep: torch's reducer writes the next ones where these lay.
+"""Memory for summed gradients, which anybody may keep: torch's reducer writes the next ones where these lay.
 
 The exchange leaves its totals here instead of in the reducer's buckets, so large gradients are not copied. A bucket of which
 nobody has kept a part is written to again in the next step.
