@@ -62,7 +62,7 @@ def test_an_infinite_auxiliary_term_stops_the_run_too(strategy: str, workers: in
 def test_a_batch_without_any_weight() -> None:
     with pytest.raises(WorkerFailedError) as caught:
         train("WithoutWeight")
-    assert "step 0: the weight of the whole global batch is 0." in str(caught.value)
+    assert "step 0: the weight of the whole global batch is 0: no sample has any" in str(caught.value)
 
 
 def test_an_exception_in_the_data_set_of_one_worker_arrives_as_it_is() -> None:
