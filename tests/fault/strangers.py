@@ -70,8 +70,8 @@ def answers(place, secret, *messages):
         one.connect("tcp://%s:%d" % place)
         for message in messages:
             one.send_multipart(message)
-        one.recv_multipart()
-        return 1
+        # What a port of another kind says first may look like a message of ZeroMQ's first version: no answer to these.
+        return int(one.recv_multipart()[0] in [message[0] for message in messages])
     except zmq.Again:
         return 0
     finally:
