@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import sys
+from pathlib import Path
 from types import CodeType
 from typing import Any
 
@@ -15,7 +16,9 @@ def mark(content: str | bytes) -> str:
 
 
 def code_mark(code: CodeType) -> str:
-    """Return the mark of what code does, wherever it stands."""
+    """Return the mark of a function's code: of what a file defines its line, for pytest and others rewrite what they import."""
+    if not code.co_name.startswith("<") and not code.co_filename.startswith("<"):
+        return mark(f"{Path(code.co_filename).name} {code.co_name} {code.co_firstlineno}")
     constants = [code_mark(one) if isinstance(one, CodeType) else _constant(one) for one in code.co_consts]
     return mark(repr((code.co_code, code.co_names, code.co_varnames, code.co_freevars, constants)))
 

@@ -14,6 +14,7 @@ import pytest
 from paceline.errors import InputError
 from paceline.training import launcher_values
 from paceline.training.launcher_values import LauncherValues
+from paceline.training.plain_values import plain
 
 TOP = """
 import argparse, collections, enum, functools, heapq, math, os, pathlib, random, time, types
@@ -297,3 +298,14 @@ def test_refusals_become_notes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setenv("PACELINE_CHANGED_VALUES", "never")
     with pytest.raises(InputError, match="PACELINE_CHANGED_VALUES is 'never', but must be refuse or note"):
         outcome(tmp_path, *REFUSED["a number"])
+
+
+def test_a_function_whose_code_pytest_or_another_has_rewritten_is_the_same() -> None:
+    source = "def twice(x):\n    assert x\n    return 2 * x\n"
+    here: dict[str, object] = {"__name__": "helper"}
+    there: dict[str, object] = {"__name__": "helper"}
+    exec(compile(source, "helper.py", "exec"), here)  # noqa: S102
+    exec(compile(source.replace("assert x", "if not x: raise AssertionError"), "helper.py", "exec"), there)  # noqa: S102
+    assert plain(here["twice"]) == plain(there["twice"])
+    exec(compile("\n" + source, "helper.py", "exec"), there)  # noqa: S102
+    assert plain(here["twice"]) != plain(there["twice"])
