@@ -113,3 +113,15 @@ def test_those_of_a_module_and_bare_tensors_are_refused() -> None:
         optimizer = torch.optim.SGD([*model.parameters(), *forgotten.parameters()], lr=0.1)
         models, _ = run.prepare({"model": model, "other": forgotten}, {"all": optimizer})
         assert models["other"] is forgotten
+
+
+@pytest.mark.parametrize("first", [0, 1])
+def test_the_module_that_is_named_is_the_first_of_the_optimizer(first: int) -> None:
+    model, others = nn.Linear(4, 1), [nn.PReLU(), nn.BatchNorm1d(1)]
+    held = [one for module in (others[first], others[1 - first]) for one in module.parameters()]
+    optimizer = torch.optim.SGD([*model.parameters(), *held], lr=0.1)
+    with (
+        opened() as run,
+        pytest.raises(InputError, match=f"parameters of a {type(others[first]).__name__} that"),
+    ):
+        run.prepare(model, optimizer)

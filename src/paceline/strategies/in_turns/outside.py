@@ -58,23 +58,24 @@ def parameters_outside(model: nn.Module, optimizer: Optimizer) -> list[nn.Parame
 
 def _check_bare(parameters: Iterable[Tensor]) -> None:
     """Raise for those of a module that was forgotten: its buffers and its passes would be in no run."""
-    wanted = {id(one) for one in parameters}
-    if not wanted:
+    places = {id(one): place for place, one in enumerate(parameters)}
+    if not places:
         return
     modules = [one for one in gc.get_objects() if issubclass(type(one), nn.Module)]
-    lists = {
-        id(one)
-        for one in modules
-        if isinstance(one, _LISTS) and wanted & {id(value) for value in parameters_of(one).values()}
-    }
+    found: list[tuple[int, str]] = []
     for module in modules:
-        known = isinstance(module, (*_LISTS, WithOutside))
-        held = [*parameters_of(module).values(), *children_of(module).values()]
-        if not known and any(id(one) in wanted or id(one) in lists for one in held):
-            raise InputError(
-                f"the optimizer holds parameters of a {type(module).__name__} that is not in the model. Give both by name: "
-                'run.prepare({"model": model, "other": module}, {"all": optimizer}).'
-            )
+        if isinstance(module, (*_LISTS, WithOutside)):
+            continue
+        held = {id(one) for one in parameters_of(module).values()}
+        below = (one for one in children_of(module).values() if isinstance(one, _LISTS))
+        held |= {id(value) for one in below for value in parameters_of(one).values()}
+        found += [(places[one], type(module).__name__) for one in held & set(places)]
+    if found:
+        # The first by the optimizer's order: every worker names the same.
+        raise InputError(
+            f"the optimizer holds parameters of a {min(found)[1]} that is not in the model. Give both by name: "
+            'run.prepare({"model": model, "other": module}, {"all": optimizer}).'
+        )
 
 
 def own_model(model: nn.Module) -> nn.Module:
