@@ -248,7 +248,8 @@ def _object(value: Any, kind: type, depth: int, left: _Left) -> Any:
         with suppress(AttributeError):  # it has slots alone
             held.update(object.__getattribute__(value, "__dict__"))
     # What torch keeps of a model there is weights: they are the training's.
-    is_model = "_parameters" in held and "_modules" in held
+    torch = sys.modules.get("torch")
+    is_model = torch is not None and torch.nn.Module in kind.__mro__
     return Record(
         kind.__qualname__,
         {

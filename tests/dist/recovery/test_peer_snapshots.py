@@ -45,6 +45,7 @@ def leave_midway(run):
     """Take a snapshot in a group that broke while the one before was on its way, and gloo has forgotten it."""
     copies = PeerSnapshots(every=1)
     copies.attach(run.world)
+    run.world.comm.barrier()  # the other one has its connections: breaking the group would fail them
     part = LocalState({"model/weight": TensorChunk.whole(torch.ones(4))}, {"optimizer": {"state": {}}})
     if run.world.rank == 0:
         copies._thread = threading.Thread(target=time.sleep, args=(10,), daemon=True)

@@ -107,7 +107,7 @@ def _telling(
         yield data
         if number == 0:
             with suppress(DistError):
-                if found := leave_first(world, key, ""):
+                if found := _leave(world, key, ""):
                     tell(found)
 
 
@@ -154,7 +154,7 @@ def _compare_anew(
     if (drawn := redrawn(mine, others)) is not None:
         sample, seen = drawn
         with suppress(DistError):
-            leave_first(
+            _leave(
                 world,
                 key,
                 f"sample {sample} of the {which} data differs from one reading to another ({seen.place} is {seen.here}, then "
@@ -162,6 +162,13 @@ def _compare_anew(
                 "so does the same run again. Draw from the generators of torch, numpy or random itself, which paceline seeds.",
             )
     return key
+
+
+def _leave(world: World, key: str, word: str) -> str:
+    """Leave a word that is taken back some readings later; return the one that was there first."""
+    group = _groups[world.comm]
+    group.left.append((group.number, key))
+    return leave_first(world, key, word)
 
 
 class _Comparison:
