@@ -22,6 +22,7 @@ from paceline.training.checks.before_first_step import check_clip
 from paceline.training.checks.hidden_state import HiddenState
 from paceline.training.checks.nonfinite import explain
 from paceline.training.user_loop.attempt import StepAttempt
+from paceline.training.user_loop.batch_settings import BatchSettings
 from paceline.training.user_loop.loop_guard import LoopGuard
 from paceline.world import World, determinism
 
@@ -163,6 +164,7 @@ class Step:
                 self._seed_loop("batches", self.number, self._passes)
 
     def _batches(self) -> Iterator[Any]:
+        settings = BatchSettings(self.number, self._replica.optimizer, looks=self._hidden.watches)
         for shard in () if self._broken else self.work.shards:
             self._begun = False
             for batch in self._replica.shard(shard):
@@ -177,6 +179,7 @@ class Step:
                 if self._broken:
                     return
                 self._guard.take_back(nothing_added=not self._begun)
+                settings.check()
 
     def _discards(self, error: Exception) -> bool:
         """Return whether the group broke, and note it: the loop goes on to `apply`, and is given the step once more."""

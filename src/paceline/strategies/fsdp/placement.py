@@ -29,6 +29,7 @@ class RowsPlacement(Placement):
     """Some rows of every parameter."""
 
     ignores_hooks = "fsdp"
+    compares_options = True
 
     def __init__(
         self, inputs: StrategyInputs, data: World, place: World, reduction: FsdpReduction, *, exact: bool
