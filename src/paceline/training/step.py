@@ -197,6 +197,7 @@ class Step:
             raise InputError(
                 f"step {self.number}: step.backward was called outside of `for batch in step`. Call it inside, once a batch."
             )
+        self._check_in_turn()
         self._guard.take_back(nothing_added=not self._begun)
         if self._hidden.watches:
             self._hidden.show_loss(total)
@@ -204,6 +205,15 @@ class Step:
         self._begun = True
         self._surviving(self._replica.backward, total)
         self._guard.hand_over()
+
+    def _check_in_turn(self) -> None:
+        """Raise where the loop has begun with the batches of another step: they have taken the place of this one's."""
+        if self._guard.apply != self.apply:
+            raise InputError(
+                f"step {self.number}: the loop went through the batches of another step before this one was applied (a zip of "
+                "two loaders, or of two steps), and a run takes one step at a time. Go through one loader behind the other; for "
+                "two data sets at once give one of pairs."
+            )
 
     def _surviving(self, action: Callable[..., None], *arguments: Any) -> None:
         """Do something that the loss of another worker may break: then the step is given once more."""
@@ -229,6 +239,7 @@ class Step:
                 f"step {self.number}: step.apply() came before the loop had gone through all its batches, and the rest "
                 "would be lost. Call it after `for batch in step`; to leave a batch out, do not call backward for it."
             )
+        self._check_in_turn()
         check_clip(max_grad_norm)
         if self.attempt is not None:
             self.attempt.end_batches()
