@@ -132,7 +132,7 @@ def drop_groups(optimizer: Optimizer, count: int) -> bool:
     return bool(dropped)
 
 
-_HOW = frozenset({"foreach", "fused", "capturable", "differentiable"})
+HOW = frozenset({"foreach", "fused", "capturable", "differentiable"})
 """Options that say how a worker computes its update, not what it comes to."""
 _UNCHANGING = frozenset({bool, int, float, str, type(None)})
 Options = list[dict[str, Any]]
@@ -167,7 +167,7 @@ def _is_plain(value: Any) -> bool:
 def options_to_tell(optimizer: Optimizer) -> Options:
     """Return, for each group, what another worker is to update with."""
     return [
-        {key: value for key, value in group.items() if key not in _HOW}
+        {key: value for key, value in group.items() if key not in HOW}
         for group in saved_options_of(optimizer)
     ]
 

@@ -63,6 +63,8 @@ class Placement(ABC):
     """Whether this worker computes gradients; one that does not is a server to those that do."""
     scope = Scope.ROWS
     """How much of the model this worker's optimizer updates in one step."""
+    compares_options = False
+    """Whether only the options of the optimizer tell that workers have parted: each updates a part of the weights."""
     notes: Sequence[str] = ()
     """What a user should know of how the model was placed."""
     substitutes: bool = True

@@ -41,6 +41,7 @@ from paceline.strategies.guards.overlaps import refuse_overlaps
 from paceline.strategies.guards.partial_update import watch_updates
 from paceline.strategies.guards.schedules import check_looks, step_schedule
 from paceline.strategies.guards.trained import agree_on_change, check_held
+from paceline.strategies.guards.used_options import UsedOptions
 from paceline.strategies.in_turns.optimizers import Optimizers, TurnPart, each_of
 from paceline.strategies.in_turns.turns import ReplicaTurns
 from paceline.strategies.memory.recompute import recompute_blocks
@@ -93,6 +94,8 @@ class Replica:
         self.turns = ReplicaTurns(self, self.optimizer) if isinstance(self.optimizer, Optimizers) else None
         """Whose turn it is, where several optimizers take turns."""
         self.partial_update = watch_updates(each_of(self.optimizer), placement.scope, world.device)
+        self.options_used = UsedOptions() if placement.compares_options else None
+        """What this worker has updated its part of the weights with."""
         self.scheduler: LRScheduler | None = inputs.scheduler(self.optimizer)
         if self.partial_update.watches:
             check_looks(self.scheduler)
@@ -332,6 +335,8 @@ class Replica:
         """Update the weights, then have the schedule go on; or one of the two."""
         if self.partial_update.watches:
             self.partial_update.check()
+        if steps and self.options_used is not None:
+            self.options_used.note(self.optimizer)
         self.has_updated = True
         overflowed = False
         if steps and self.scaler is None:
@@ -386,6 +391,8 @@ class Replica:
 
     def synchronize(self) -> None:
         """Bring all workers to one state, or refuse where they have parted: before a checkpoint, all together."""
+        if self.options_used is not None:
+            self.options_used.check(self.world)
         self.placement.synchronize()
 
     def local_state(self) -> LocalState:

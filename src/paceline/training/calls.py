@@ -106,7 +106,8 @@ class Calls:
             # What the function does behind its steps may take as long as it likes.
             state.world.status_page.enter(Phase.QUIET)
             history.went_back = False
-            self.core.loop.guard.apply = None
+            if phase == history.call:
+                self.core.loop.guard.apply = None
             if state.open_call == phase:  # an iterator may be closed long after the next call began
                 state.open_call = None
                 then = {

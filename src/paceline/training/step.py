@@ -22,6 +22,7 @@ from paceline.training.checks.before_first_step import check_clip
 from paceline.training.checks.hidden_state import HiddenState
 from paceline.training.checks.nonfinite import explain
 from paceline.training.user_loop.attempt import StepAttempt
+from paceline.training.user_loop.batch_settings import BatchSettings
 from paceline.training.user_loop.loop_guard import LoopGuard
 from paceline.world import World, determinism
 
@@ -163,6 +164,7 @@ class Step:
                 self._seed_loop("batches", self.number, self._passes)
 
     def _batches(self) -> Iterator[Any]:
+        settings = BatchSettings(self.number, self._replica.optimizer, looks=self._hidden.watches)
         for shard in () if self._broken else self.work.shards:
             self._begun = False
             for batch in self._replica.shard(shard):
@@ -177,6 +179,7 @@ class Step:
                 if self._broken:
                     return
                 self._guard.take_back(nothing_added=not self._begun)
+                settings.check()
 
     def _discards(self, error: Exception) -> bool:
         """Return whether the group broke, and note it: the loop goes on to `apply`, and is given the step once more."""
@@ -194,6 +197,7 @@ class Step:
             raise InputError(
                 f"step {self.number}: step.backward was called outside of `for batch in step`. Call it inside, once a batch."
             )
+        self._check_in_turn()
         self._guard.take_back(nothing_added=not self._begun)
         if self._hidden.watches:
             self._hidden.show_loss(total)
@@ -201,6 +205,15 @@ class Step:
         self._begun = True
         self._surviving(self._replica.backward, total)
         self._guard.hand_over()
+
+    def _check_in_turn(self) -> None:
+        """Raise where the loop has begun with the batches of another step: they have taken the place of this one's."""
+        if self._guard.apply != self.apply:
+            raise InputError(
+                f"step {self.number}: the loop went through the batches of another step before this one was applied (a zip of "
+                "two loaders, or of two steps), and a run takes one step at a time. Go through one loader behind the other; for "
+                "two data sets at once give one of pairs."
+            )
 
     def _surviving(self, action: Callable[..., None], *arguments: Any) -> None:
         """Do something that the loss of another worker may break: then the step is given once more."""
@@ -226,6 +239,7 @@ class Step:
                 f"step {self.number}: step.apply() came before the loop had gone through all its batches, and the rest "
                 "would be lost. Call it after `for batch in step`; to leave a batch out, do not call backward for it."
             )
+        self._check_in_turn()
         check_clip(max_grad_norm)
         if self.attempt is not None:
             self.attempt.end_batches()

@@ -95,6 +95,7 @@ class Stepping:
                 if state.task is None:
                     state.seed_loop("step", step.number)
                 yield step
+                self._check_in_turn()
                 self._end(step)
                 if profile.measures:
                     profile.after_step()
@@ -267,6 +268,16 @@ class Stepping:
         self.core.journal.step(step, state.position)
         self.core.recovery.note_step(self.core.journal.state)
         state.world.status_page.end()
+
+    def _check_in_turn(self) -> None:
+        """Raise where the loop comes back to this call from a later one, which has moved the run's one position."""
+        if self.core.history.call != self.call.phase:
+            raise InputError(
+                "the loop went on with a call of run.steps (a pass through a prepared loader) in which it was when it began "
+                "another one: nested in it, or in a zip of both. A run stands at one place, so steps and epochs of the one would "
+                "count for the other, and end it early. Go through one behind the other; for two data sets at once give one of "
+                "pairs."
+            )
 
     def _end(self, step: Step) -> None:
         """Note that the loop has done with a step, its own states included."""

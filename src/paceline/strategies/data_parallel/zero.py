@@ -46,6 +46,7 @@ class DealtPlacement(Placement):
 
     holds_unsaved = True
     scope = Scope.PARAMETERS
+    compares_options = True
 
     def __init__(self, inputs: StrategyInputs, world: World, *, equal: bool) -> None:
         """`equal` promises the same bits on all workers."""

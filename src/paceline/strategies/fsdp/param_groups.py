@@ -174,7 +174,8 @@ class ParamGroup:
                 if not self._is_armed:
                     lose_gradient(member, whole)
 
-            if member.gathered is not None:
+            # One that was told not to train by now is refused where its layer has been passed.
+            if member.gathered is not None and member.gathered.requires_grad:
                 member.gathered.register_post_accumulate_grad_hook(lose)  # type: ignore[no-untyped-call]
 
     def check(self, when: str) -> None:

@@ -15,10 +15,12 @@ from paceline.strategies.fsdp.asked_rows import AskedRows
 from paceline.strategies.fsdp.model import make_sharded, unwrap_model
 from paceline.strategies.fsdp.own_use import OwnUse
 from paceline.strategies.fsdp.reduction import FsdpReduction
+from paceline.strategies.fsdp.row_state import guard_state, whole_weights
 from paceline.strategies.guards.partial_update import check_half
 from paceline.strategies.guards.places import Places
 from paceline.strategies.guards.refusals import refuse_hooks
 from paceline.strategies.guards.trained import check_equal, check_held
+from paceline.strategies.in_turns.optimizers import each_of
 from paceline.strategies.placement import Placement
 from paceline.strategies.sharded import ShardedTensors
 from paceline.strategies.step_state import StepState
@@ -29,6 +31,7 @@ class RowsPlacement(Placement):
     """Some rows of every parameter."""
 
     ignores_hooks = "fsdp"
+    compares_options = True
 
     def __init__(
         self, inputs: StrategyInputs, data: World, place: World, reduction: FsdpReduction, *, exact: bool
@@ -57,6 +60,13 @@ class RowsPlacement(Placement):
         for param_group in param_groups:
             param_group.watch(self.local)
         self.wired = Places(self.model, swapped=True)
+        held = dict(self.model.named_parameters())
+        self._whole = whole_weights((name, held[name], rows) for name, rows in self.local.named_parameters())
+        self.refresh()
+
+    def refresh(self) -> None:
+        """Have the optimizer refuse whole weights in its state, which loading replaces."""
+        guard_state(each_of(self.optimizer), self._whole)
 
     def parameters(self) -> list[nn.Parameter]:
         """Return the rows of those that train."""

@@ -163,6 +163,7 @@ class SplitPlacement(Placement):
     """This worker's part of a split model, which is placed among workers with other samples as any model is."""
 
     ignores_hooks = "tp"
+    compares_options = True
 
     def __init__(self, split: SplitModel, inner: Placement) -> None:
         self._split, self._inner = split, inner
