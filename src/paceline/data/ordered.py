@@ -92,7 +92,9 @@ class OrderedSchedule:
             low, high = made.bounds(step, self._batch_size)
             spans = [shard_bounds(shard, self._shards, high - low) for shard in self.owned]
             start, stop = (spans[0][0], spans[-1][1]) if spans else (0, 0)
-            chosen = self._checked(made.samples[np.arange(low + start, low + stop)], epoch)
+            chosen = self._checked(
+                _as_numbers(made.samples[np.arange(low + start, low + stop)], epoch), epoch
+            )
             positions = step * self._batch_size + np.arange(start, stop, dtype=np.int64)
             read = np.stack([chosen, positions], axis=1) if self._with_positions else chosen
             first = step == start_step

@@ -41,17 +41,40 @@ class Computed:
         return self._at(positions)
 
 
+def whole_numbers(what: str, given: ArrayLike) -> Indices:
+    """Return whole numbers as an array; raise InputError for others, of which each would become another number in silence."""
+    found = np.asarray(given)
+    if found.ndim != 1 or (len(found) and found.dtype.kind not in "iu"):
+        raise InputError(
+            f"{what} are whole numbers, and {found.dtype} of the shape {list(found.shape)} was given."
+        )
+    return found.astype(np.int64)
+
+
+def _real_numbers(what: str, given: Any) -> NDArray[Any]:
+    """Return numbers, one for each sample, as an array; a tensor of any type and device may bring them."""
+    if callable(getattr(given, "detach", None)):
+        given = given.detach().cpu()
+        given = given.double().numpy() if given.is_floating_point() else given.numpy()
+    found = np.asarray(given)
+    if found.ndim != 1 or found.dtype.kind not in "biuf":
+        raise InputError(
+            f"{what} are numbers, one for each sample, and {found.dtype} of the shape {list(found.shape)} was given."
+        )
+    return found
+
+
 class Batches:
     """The samples of an epoch, and how many of them each global batch holds."""
 
     def __init__(self, samples: Any, sizes: ArrayLike) -> None:
         self.samples = samples
-        self.sizes: Indices = np.asarray(sizes, dtype=np.int64)
+        self.sizes = whole_numbers("the sizes of batches", sizes)
 
     @classmethod
     def of(cls, batches: Iterable[Sequence[int]]) -> Batches:
         """Return the epoch that is made of lists of sample numbers, one for each global batch."""
-        held = [np.asarray(batch, dtype=np.int64) for batch in batches]
+        held = [whole_numbers("the samples of a batch", batch) for batch in batches]
         whole = np.concatenate(held) if held else np.empty(0, dtype=np.int64)
         return cls(whole, [len(batch) for batch in held])
 
@@ -62,8 +85,8 @@ class Weighted:
     def __init__(
         self, weights: ArrayLike, samples_per_epoch: int | None = None, *, replacement: bool = True
     ) -> None:
-        self.weights: NDArray[np.float64] = np.asarray(weights, dtype=np.float64)
-        if self.weights.ndim != 1 or not np.isfinite(self.weights).all() or (self.weights < 0).any():
+        self.weights: NDArray[np.float64] = _real_numbers("weights of samples", weights).astype(np.float64)
+        if not np.isfinite(self.weights).all() or (self.weights < 0).any():
             raise InputError("weights of samples are finite numbers from 0, one for each sample.")
         drawable = int(np.count_nonzero(self.weights))
         self.samples_per_epoch = COUNT.read(
@@ -75,8 +98,10 @@ class Weighted:
                 f"{len(self.weights)}, of which {drawable} have a weight above 0."
             )
         self.replacement = replacement
-        self._bounds = np.cumsum(self.weights)
-        self._last = int(np.flatnonzero(self.weights)[-1])
+        # By a power of two, which rounds nothing: the sum of large ones ends at infinity, and so does a quotient by small ones.
+        self._scaled = np.ldexp(self.weights, -int(np.frexp(self.weights.max())[1]))
+        self._bounds = np.cumsum(self._scaled)
+        self._last = int(np.flatnonzero(self._scaled)[-1])
 
     def __call__(self, seed: int, epoch: int) -> Any:
         """Return the samples of an epoch."""
@@ -85,10 +110,10 @@ class Weighted:
             return Computed(self.samples_per_epoch, lambda positions: self._drawn(key, positions))
         # The k smallest of -log(u) / w are a draw of k without replacement (Efraimidis and Spirakis).
         drawn = uniform(key, np.arange(len(self.weights), dtype=np.int64))
-        with np.errstate(divide="ignore", invalid="ignore"):
-            keys = -np.log1p(-drawn) / self.weights
-        keys[self.weights == 0] = np.inf
-        drawn_first: Indices = np.argsort(keys, kind="stable").astype(np.int64)
+        with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
+            keys = -np.log1p(-drawn) / self._scaled
+        drawable = np.flatnonzero(self.weights)
+        drawn_first: Indices = drawable[np.argsort(keys[drawable], kind="stable")].astype(np.int64)
         return drawn_first[: self.samples_per_epoch]
 
     def _drawn(self, key: int, positions: Indices) -> Indices:
@@ -105,8 +130,8 @@ class Bucketed:
     """
 
     def __init__(self, lengths: ArrayLike, batch_size: int, *, window: int = 100) -> None:
-        self.lengths = np.asarray(lengths)
-        if self.lengths.ndim != 1 or not len(self.lengths):
+        self.lengths = _real_numbers("lengths of samples", lengths)
+        if not len(self.lengths):
             raise InputError("lengths of samples are numbers, one for each sample.")
         self.made_for = len(self.lengths)
         self.batch_size = COUNT.read("batch_size", batch_size)
@@ -131,7 +156,9 @@ class Curriculum:
     """Begins with what is easy: in each epoch the share `share(epoch)` of the samples that are least difficult, shuffled."""
 
     def __init__(self, difficulty: ArrayLike, share: Callable[[int], float]) -> None:
-        self._easiest_first = np.argsort(np.asarray(difficulty), kind="stable").astype(np.int64)
+        self._easiest_first = np.argsort(_real_numbers("difficulties", difficulty), kind="stable").astype(
+            np.int64
+        )
         self.made_for = len(self._easiest_first)
         self._share = share
 

@@ -6,6 +6,7 @@ is gone through twice before the first, and the workers compare what they found.
 
 from __future__ import annotations
 
+import operator
 import random
 from collections.abc import Sized
 from typing import Any
@@ -66,8 +67,8 @@ class Rerun:
                         kept.seed(key)
             seed_generators(key)
             if self._batches:
-                return [[int(sample) for sample in batch] for batch in self._sampler]
-            return [int(sample) for sample in self._sampler]
+                return [[_number(self._sampler, sample) for sample in batch] for batch in self._sampler]
+            return [_number(self._sampler, sample) for sample in self._sampler]
 
 
 class WholeBatches:
@@ -114,7 +115,7 @@ def order_of(sampler: Any, dataset: Any) -> tuple[Any, bool, Order | None]:
         plain = drawn == drawn_from == samples
         return dataset, True, None if plain else Rounds(drawn_from, drawn)
     if kind is SubsetRandomSampler:
-        return Subset(dataset, [int(one) for one in sampler.indices]), True, None
+        return Subset(dataset, [_number(sampler, one) for one in sampler.indices]), True, None
     if kind is WeightedRandomSampler:
         weights = sampler.weights.detach().cpu().double().numpy()
         return dataset, True, Weighted(weights, sampler.num_samples, replacement=bool(sampler.replacement))
@@ -133,6 +134,17 @@ def without_rest(dataset: Any, shuffle: bool, order: Order | None, batch_size: i
 def is_plain(batch_sampler: Any) -> bool:
     """Return whether a batch sampler does nothing but cut what its sampler gives."""
     return type(batch_sampler) is BatchSampler
+
+
+def _number(sampler: Any, sample: Any) -> int:
+    """Return the number of a sample; raise where it is none: 1.9 would become sample 1 in silence."""
+    try:
+        return operator.index(sample)
+    except TypeError as error:
+        raise InputError(
+            f"the {type(sampler).__name__} gives {sample!r:.80}, and samples are known by whole numbers here, from 0. Have it "
+            "give those, and look up what they stand for in the data set's __getitem__."
+        ) from error
 
 
 def _nested(sampler: Any) -> list[Any]:

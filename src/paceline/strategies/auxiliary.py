@@ -34,8 +34,10 @@ class Auxiliary:
     They travel as one flat list: for each term, the gradient of every parameter and then (total, weight).
     """
 
-    def __init__(self, parameters: Sequence[nn.Parameter]) -> None:
+    def __init__(self, parameters: Sequence[nn.Parameter], kind: torch.dtype = torch.float32) -> None:
+        """`kind` is the type of totals and weights: that of the main term's."""
         self._parameters = list(parameters)
+        self.kind = kind
         self.names: list[str] = []
         """Terms of this task, once seen: a worker without a sample in some step still takes part for them."""
         self.agreed = False
@@ -62,12 +64,12 @@ class Auxiliary:
                     )
                 )
             made += map(own, found, self._parameters)
-            made.append(loss_entry(loss, size))
+            made.append(loss_entry(loss, size, self.kind))
         self._held = add(self._held, made) if self._held else made
 
     def over(self, parameters: Sequence[nn.Parameter]) -> Auxiliary:
         """Return the same terms over other parameters, with no gradients yet."""
-        made = Auxiliary(parameters)
+        made = Auxiliary(parameters, self.kind)
         made.names, made.agreed = self.names, self.agreed
         return made
 
@@ -89,7 +91,7 @@ class Auxiliary:
     def packing(self) -> Packing:
         """Return how the flat list travels to other workers."""
         parameters = self._parameters
-        entry = torch.zeros(2, device=parameters[0].device)
+        entry = torch.zeros(2, dtype=self.kind, device=parameters[0].device)
         return Packing([*parameters, entry] * len(self.names))
 
     def doubtful(self, lists: Sequence[Gradients]) -> list[bool]:

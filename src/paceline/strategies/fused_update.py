@@ -137,7 +137,7 @@ class _UpdateGraph:
     def __init__(self, optimizer: Optimizer, device: torch.device) -> None:
         self._optimizer = optimizer
         groups = optimizer.param_groups
-        self._rates = [torch.zeros((), device=device) for _ in groups]
+        self._rates = [torch.zeros((), dtype=torch.float32, device=device) for _ in groups]
         self._set: list[float | None] = [None for _ in groups]
         self._options = [_options(group) for group in groups]
         # Kept, and not known by a number: what is gone may have left its number to another.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import cache
 
 import torch
@@ -44,7 +44,16 @@ def scale(gradients: Sequence[Tensor], factor: Tensor | float) -> None:
         foreach.mul_(list(gradients), factor)
 
 
-def loss_entry(loss: Loss, size: int) -> Tensor:
+def ledger_type(parameters: Iterable[Tensor]) -> torch.dtype:
+    """Return the type in which losses and weights are added up, whatever torch's default is: 64 bits where a parameter has them.
+
+    A gradient of 64 bits that was divided by a weight of 32 would be no better than one of 32.
+    """
+    wide = any(one.dtype in (torch.float64, torch.complex128) for one in parameters)
+    return torch.float64 if wide else torch.float32
+
+
+def loss_entry(loss: Loss, size: int, dtype: torch.dtype = torch.float32) -> Tensor:
     """Return what a loss adds to the ledger, its sum and its weight, without making a GPU wait.
 
     `size` is the number of samples of the global batch, by which the backward pass of `loss` divides.
@@ -52,13 +61,13 @@ def loss_entry(loss: Loss, size: int) -> Tensor:
     device, weight = loss.total.device, loss.weight
     share = _rounded_share(loss.total.dtype, size)
     if device.type == "cpu":
-        return torch.tensor([loss.total.item() * share, float(weight) * share])
+        return torch.tensor([loss.total.item() * share, float(weight) * share], dtype=dtype)
     placed = (
-        weight.detach().to(device, torch.float32, non_blocking=True).reshape(())
+        weight.detach().to(device, dtype, non_blocking=True).reshape(())
         if isinstance(weight, Tensor)
-        else torch.full((), weight, dtype=torch.float32, device=device)  # a copy would wait, a fill does not
+        else torch.full((), weight, dtype=dtype, device=device)  # a copy would wait, a fill does not
     )
-    entry = torch.stack([loss.total.detach().float(), placed])
+    entry = torch.stack([loss.total.detach().to(dtype), placed])
     return entry if share == 1.0 else entry.mul_(share)
 
 

@@ -53,7 +53,8 @@ class StepState:
         self.model, self._part, self.mine = model, part, mine
         self.device = self._home = device
         """Where the open shard is computed."""
-        self.loss_stats = nn.Parameter(torch.zeros(2, device=device))
+        kind = gradients.ledger_type(model.parameters())
+        self.loss_stats = nn.Parameter(torch.zeros(2, dtype=kind, device=device))
         self.trained = Trained(self._part if mine is None else mine, optimizer)
         """What is wired up."""
         self.shards = shards
@@ -72,7 +73,7 @@ class StepState:
         self._starts: dict[tuple[int, torch.dtype], Tensor] = {}
         if mine is not None:
             parameters = [one for _, one in mine.named_parameters() if one.requires_grad]
-        self.auxiliary = Auxiliary(parameters)
+        self.auxiliary = Auxiliary(parameters, kind)
         self._wire(parameters)
 
     def _wire(self, parameters: list[nn.Parameter]) -> None:
@@ -151,7 +152,9 @@ class StepState:
         """Return the gradients that a pass starts from at the loss and at its statistics."""
         dtype, size = loss.total.dtype, self.work.size
         known = self._starts.get((size, dtype)) if self.scaler is None and self.device is self._home else None
-        return self.start(dtype) if known is None else known, gradients.loss_entry(loss, size)
+        return self.start(dtype) if known is None else known, gradients.loss_entry(
+            loss, size, self.loss_stats.dtype
+        )
 
     def take(self) -> Gradients:
         """Return the gradients gathered since the last call, auxiliary ones behind the main ones."""

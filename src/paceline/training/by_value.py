@@ -19,6 +19,7 @@ from pathlib import Path
 from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
+from paceline.compat import pickles
 from paceline.errors import InputError
 from paceline.training.script import MAIN, import_script, script
 
@@ -68,7 +69,7 @@ def pack(value: Any) -> Payload:
     """
     target, path = io.BytesIO(), script()
     if path is not None:
-        plain = pickle.Pickler(target)
+        plain = pickles.pickler(target)
         plain.dump(value)
         plain.dump({})
         return Payload(target.getvalue(), script=path if _names_script(target.getvalue()) else None)
@@ -166,6 +167,7 @@ def _pickler() -> Any:
         """Sends functions and classes of the main module by value, and notes which."""
 
         def __init__(self, file: Any) -> None:
+            self.dispatch_table = pickles.reducers(cloudpickle.Pickler.dispatch_table)  # read as it is made
             super().__init__(file)
             self.classes: dict[str, type] = {}
             self.files: set[str] = set()

@@ -338,9 +338,11 @@ class Step:
         self.again = True
         if self.attempt is not None:
             self.attempt.hold()
-        totals = [total.detach().float().cpu().reshape(()) for _, total in self._replica.step_state.totals]
+        totals = [total.detach().double().cpu().reshape(()) for _, total in self._replica.step_state.totals]
         share = sum(len(shard.samples) for shard in self.work.shards)
-        entry = torch.tensor([float(sum(totals)), float(max(share, 1))])  # a worker may have had no sample
+        entry = torch.tensor(
+            [float(sum(totals)), float(max(share, 1))], dtype=torch.float64
+        )  # a worker may have had no sample
         self.result = StepResult(self.number, self.work.size, entry, {}, again=True)
         return self.result
 

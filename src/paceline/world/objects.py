@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from paceline.compat import pickles
 from paceline.world.base import Comm
 
 
@@ -29,7 +30,7 @@ def broadcast_object(comm: Comm, value: Any, root: int = 0) -> Any:
 
 
 def _pack(value: Any) -> Tensor:
-    return torch.frombuffer(bytearray(pickle.dumps(value)), dtype=torch.uint8)
+    return torch.frombuffer(bytearray(pickles.dumps(value)), dtype=torch.uint8)
 
 
 def _unpack(data: Tensor) -> Any:

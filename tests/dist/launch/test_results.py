@@ -9,7 +9,7 @@ import torch
 
 import paceline
 from paceline.launch.workers import process_limit
-from paceline.world import env
+from paceline.world import all_gather_object, env
 from tests.dist.launch.processes import run_python
 
 
@@ -40,6 +40,36 @@ def test_tensors_travel_both_ways():
     first, second = paceline.launch(tensor_of, torch.arange(3), workers=2)
     assert torch.equal(first, torch.arange(3))
     assert torch.equal(second, torch.arange(3) + 1)
+
+
+def told(run, given):
+    """Return what came, what the others sent, and a metric of values of each type."""
+
+    def values(_, batch):
+        return {
+            name: paceline.Collected(batch[0].to(one.dtype), compute=lambda every: float(every.numel()))
+            for name, one in given.items()
+            if one.dim()
+        }
+
+    run.prepare(torch.nn.Linear(1, 1), lambda model: torch.optim.SGD(model.parameters(), lr=0.1))
+    counted = run.evaluate(torch.utils.data.TensorDataset(torch.ones(7)), values, batch_size=4)
+    return given, all_gather_object(run.world.comm, given)[-1], counted
+
+
+@pytest.mark.filterwarnings("ignore:ComplexHalf")
+def test_tensors_of_every_type_travel():
+    kinds = (
+        "bool uint8 uint16 uint32 uint64 int8 bfloat16 float8_e4m3fn float8_e5m2 complex32 complex128".split()
+    )
+    given = {kind: torch.tensor([[1, 0, 1], [0, 1, 1]]).to(getattr(torch, kind)).t() for kind in kinds}
+    given |= {"one": torch.tensor(2**63, dtype=torch.uint64), "none": torch.empty(0, 3, dtype=torch.uint16)}
+    for came, sent, counted in paceline.launch(told, given, workers=2):
+        for found in (came, sent):
+            for kind, one in given.items():
+                assert (found[kind].dtype, found[kind].shape) == (one.dtype, one.shape)
+                assert found[kind].tolist() == one.tolist()
+        assert counted == dict.fromkeys((name for name, one in given.items() if one.dim()), 7.0)
 
 
 def test_a_method_of_a_class_is_found():

@@ -185,6 +185,16 @@ def test_an_order_may_be_too_long_to_be_held() -> None:
         (lambda seed, epoch: 3, "returned int for epoch 0"),
         (lambda seed, epoch: [], "no sample in epoch 0"),
         (lambda seed, epoch: Batches.of([[1], []]), "Each holds one at least"),
+        (
+            lambda seed, epoch: Batches.of([[1.9], [2]]),
+            r"samples of a batch are whole numbers, and float64 of the shape \[1\]",
+        ),
+        (lambda seed, epoch: Batches.of([[True, False]]), "samples of a batch are whole numbers, and bool"),
+        (lambda seed, epoch: Batches([1, 2], [1.5, 1.5]), "sizes of batches are whole numbers, and float64"),
+        (
+            lambda seed, epoch: Computed(9, lambda positions: positions * 0.5),
+            "returned float64 of the shape",
+        ),
         (lambda seed, epoch: Batches.of([range(9)]), "batch_size=8 at most"),
         (Bucketed(LENGTHS, 16), "batches of 16 samples and the run has batches of 8"),
         (Curriculum(LENGTHS, lambda epoch: 0), "must be above 0"),
@@ -204,6 +214,50 @@ def test_what_no_weights_can_give_is_refused() -> None:
         Weighted([1, -1])
     with pytest.raises(InputError, match="takes no other"):
         loader_of(iter_stream(), order=drawn)
+
+
+@pytest.mark.parametrize("scale", [1e308, 1e-310, 1.0])
+def test_weights_of_any_size_draw_alike(scale: float) -> None:
+    held = np.array([0.0, 1.0, 0.0, 1.0, 0.5, 1.0, 0.0])
+    for replacement, count in ((True, 400), (False, 4)):
+        plain, scaled = (
+            Weighted(weights, count, replacement=replacement) for weights in (held, held * scale)
+        )
+        drawn = [np.asarray(one(0, 0)[np.arange(count)]).tolist() for one in (plain, scaled)]
+        assert drawn[0] == drawn[1]
+        assert set(drawn[0]) == {1, 3, 4, 5}
+
+
+def test_a_sample_without_weight_is_never_drawn() -> None:
+    beside = [0.0] * 9 + [1.0] + [1e-320] * 9
+    for epoch in range(20):
+        assert min(Weighted(beside, 10, replacement=False)(0, epoch)) == 9
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32, torch.int64])
+def test_a_tensor_may_bring_weights_lengths_and_difficulties(dtype: torch.dtype) -> None:
+    brought = torch.arange(1, 9).to(dtype).requires_grad_(dtype.is_floating_point)
+    listed = list(range(1, 9))
+    pairs = [
+        (Weighted(brought, 8), Weighted(listed, 8)),
+        (Curriculum(brought, lambda _: 0.5), Curriculum(listed, lambda _: 0.5)),
+        (Bucketed(brought, 2), Bucketed(listed, 2)),
+    ]
+    for one, other in pairs:
+        found = [made(3, 1) for made in (one, other)]
+        places = [getattr(order, "samples", order) for order in found]
+        places = [
+            order(3, 1)[np.arange(8)] if isinstance(order, Weighted) else one
+            for order, one in zip((one, other), places, strict=True)
+        ]
+        assert np.array_equal(*places)
+
+
+@pytest.mark.parametrize("given", [[1j, 2], [[1, 2]], ["1", "2"]])
+def test_what_is_no_number_for_each_sample_is_refused(given: Any) -> None:
+    for make in (Weighted, lambda one: Bucketed(one, 2), lambda one: Curriculum(one, lambda _: 1)):
+        with pytest.raises(InputError, match="are numbers, one for each sample"):
+            make(given)
 
 
 def iter_stream() -> Any:
@@ -266,6 +320,26 @@ def test_a_sampler_that_keeps_a_place_is_refused() -> None:
         from_loader(batch_size=8, sampler=DistributedSampler(Squares(9), num_replicas=2, rank=0))
     with pytest.raises(InputError, match="has one of its own"):
         merged(DataLoader(Squares(9)), None, {"order": drawn})
+
+
+class Halves(Sampler[Any]):
+    """Gives what is no number of a sample."""
+
+    def __iter__(self) -> Iterator[Any]:
+        yield from (0, 1.9, torch.tensor(2))
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"batch_size": 8, "sampler": Halves()},
+        {"batch_sampler": BatchSampler(Halves(), 2, drop_last=False)},
+        {"batch_size": 8, "sampler": SubsetRandomSampler([0, 1.9])},  # type: ignore[list-item]
+    ],
+)
+def test_a_sampler_of_fractions_is_refused(options: dict[str, Any]) -> None:
+    with pytest.raises(InputError, match=r"gives 1\.9, and samples are known by whole numbers"):
+        epoch_of(Squares(9), order=from_loader(**options)[2]["order"])
 
 
 class Own(Sampler[int]):

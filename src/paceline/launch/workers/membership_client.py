@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import os
-import pickle
 import queue
 import signal
 import threading
@@ -15,6 +14,7 @@ from dataclasses import asdict
 from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING, Any
 
+from paceline.compat import pickles
 from paceline.launch import failures
 from paceline.recovery.membership import LeaveRunError, Place, Standing
 from paceline.world import env
@@ -49,7 +49,7 @@ class MembershipClient:
 
     def tell(self, kind: str, value: Any = None) -> None:
         """Send the launcher one message."""
-        message = pickle.dumps((kind, value))
+        message = pickles.dumps((kind, value))
         with self._lock:
             self._launcher.send_bytes(message)
 

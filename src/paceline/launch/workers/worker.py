@@ -13,6 +13,7 @@ from multiprocessing.connection import Connection
 
 import torch
 
+from paceline.compat import pickles
 from paceline.compat.parent_death import die_with_parent
 from paceline.compat.python import end_interpreter
 from paceline.launch import failures
@@ -102,7 +103,7 @@ def _attempt(job: Job, worker: Worker, launcher: Connection) -> int:
     rank = job.identity.rank
     try:
         value = job.call(worker)
-        message = pickle.dumps(("result", value))
+        message = pickles.dumps(("result", value))
     except LeaveRunError:
         return 0
     except SystemExit as error:

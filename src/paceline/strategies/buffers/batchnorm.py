@@ -58,8 +58,8 @@ class GlobalBatchNorm(nn.Module):
                 eps=self._eps,
             )
         others = [axis for axis in range(values.dim()) if axis != 1]
-        wide = values.float()
-        count = values.new_full((1,), values.numel() / values.shape[1], dtype=torch.float32)
+        wide = values if values.dtype == torch.float64 else values.float()
+        count = values.new_full((1,), values.numel() / values.shape[1], dtype=wide.dtype)
         channels = values.shape[1]
         shape = [1, -1] + [1] * (values.dim() - 2)
         first = self._sum(torch.cat([wide.sum(others), count]))

@@ -34,7 +34,26 @@ Gather = Callable[[Rows], Rows]
 
 
 def _mean(before: Tensor, values: list[Tensor]) -> Tensor:
-    return (_total(values) / len(values)).to(before.dtype)
+    if before.dtype.is_floating_point or before.dtype.is_complex or before.dtype == torch.bool:
+        return (_total([_wide(value) for value in values]) / len(values)).to(before.dtype)
+    return _whole_mean(values).to(before.dtype)
+
+
+def _wide(value: Tensor) -> Tensor:
+    """Return a value in a type in which a few of its kind can be added up: 16 bits end at 65504."""
+    if value.dtype.is_complex:
+        return value.to(torch.promote_types(value.dtype, torch.complex64))
+    return value if value.dtype.is_floating_point and value.element_size() >= 4 else value.float()
+
+
+def _whole_mean(values: list[Tensor]) -> Tensor:
+    """Return the mean of whole numbers, cut off towards 0: their sum may not fit their type, nor a quotient 32 bits."""
+    count = len(values)
+    wide = [value.to(torch.int64) for value in values]
+    floors = torch.stack([value.div(count, rounding_mode="floor") for value in wide]).sum(0)
+    rests = torch.stack([value.remainder(count) for value in wide]).sum(0)
+    floors += rests.div(count, rounding_mode="floor")
+    return floors + ((floors < 0) & (rests.remainder(count) != 0))
 
 
 def _added(before: Tensor, values: list[Tensor]) -> Tensor:

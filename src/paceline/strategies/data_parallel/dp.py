@@ -236,12 +236,13 @@ class _Device:
     def __init__(self, device: torch.device) -> None:
         self.device = device
         self.parameters: list[nn.Parameter] = []
-        self.loss_stats = nn.Parameter(torch.zeros(2, device=device))
         self._held: dict[str, Tensor] = {}
 
     def refresh(self, model: nn.Module) -> Writes:
         """Copy what the master has; returns what watches the weights here."""
-        self._held, self.parameters, self.loss_stats.grad = {}, [], None
+        self._held, self.parameters = {}, []
+        kind = gradients.ledger_type(model.parameters())
+        self.loss_stats = nn.Parameter(torch.zeros(2, dtype=kind, device=self.device))
         for name, theirs in model.named_parameters():
             mine = nn.Parameter(theirs.detach().to(self.device, copy=True), theirs.requires_grad)
             share_hooks(theirs, mine)

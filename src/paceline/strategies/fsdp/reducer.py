@@ -99,7 +99,7 @@ class FsdpReducer(Reducer):
         step = self.step
         if self._terms is None:
             whole = [member.gathered for member in self._reduction.trained]
-            self._terms = Auxiliary([one for one in whole if one is not None])
+            self._terms = Auxiliary([one for one in whole if one is not None], step.auxiliary.kind)
             self._terms.names, self._terms.agreed = step.auxiliary.names, step.auxiliary.agreed
             if None in whole:
                 self._refuse(
@@ -210,7 +210,7 @@ class FsdpReducer(Reducer):
     def _combine_small(self) -> None:
         """Add up the loss statistics and the auxiliary terms' own: two numbers each."""
         step, stride = self.step, len(self.step.parameters) + 1
-        nothing = torch.full((2,), -0.0, device=self.world.device)
+        nothing = torch.full((2,), -0.0, dtype=step.loss_stats.dtype, device=self.world.device)
         ends = range(stride - 1, stride * (len(step.auxiliary.names) + 1), stride)
         sums = []
         for _, held in step.tree.nodes:

@@ -259,8 +259,8 @@ class FsdpReduction:
         types = [self._types[place] for place in places]
         if not self._exact:
             own = total_norm(norms([held[place] for place in places]), types)
-            square: Tensor = self._place.comm.all_reduce(own.square())
-            return square.sqrt()
+            square: Tensor = self._place.comm.all_reduce(own.double().square())  # which may leave fewer bits
+            return square.sqrt().to(own.dtype)
         every = self._place.comm.all_reduce(values).unbind(0)
         return total_norm([every[place] for place in places], types)
 

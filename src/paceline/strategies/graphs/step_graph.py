@@ -40,9 +40,10 @@ class StepGraph:
             self._result = replica.reduced(max_grad_norm)
             state = replica.step_state
             self._shards = [shard for shard, _ in state.totals]
-            totals = [total.float().reshape(()) for _, total in state.totals]
+            kind = state.loss_stats.dtype
+            totals = [total.to(kind).reshape(()) for _, total in state.totals]
             self._packed = torch.cat(
-                [one.reshape(-1).float() for one in (*self._result.numbers().values(), *totals)]
+                [one.reshape(-1).to(kind) for one in (*self._result.numbers().values(), *totals)]
             )
         self.gradients: list[Tensor | None] = [parameter.grad for parameter in state.tracked]
 

@@ -59,7 +59,10 @@ class Averaging:
         found: list[dict[Key, float]] = all_gather_object(self.world.comm, _describe(mine["state"]))
         every = sorted({key for one in found for key in one}, key=lambda key: (key[:3], str(key[3])))
         state: dict[str, dict[str, Any]] = {name: dict(slots) for name, slots in mine["state"].items()}
-        large = [key for key in every if key[2]]
+        # Of a parameter that is one number, what is kept for its value is one number too.
+        numbers = {name for name, one in model.named_parameters() if not one.dim()}
+        counts = [key for key in every if not key[2] and (key[0] not in numbers or key[1] == "step")]
+        large = [key for key in every if key not in counts]
         shares = []
         for key in large:
             name, slot, shape, dtype = key
@@ -68,11 +71,10 @@ class Averaging:
             shares.append(wide(value) / sum(key in one for one in found))
         for (name, slot, _, dtype), mean in zip(large, self.sum(shares), strict=True):
             state.setdefault(name, {})[slot] = mean.to(dtype, copy=True)
-        for key in every:
-            name, slot, shape, dtype = key
-            if not shape:
-                most = max(one[key] for one in found if key in one)
-                state.setdefault(name, {})[slot] = torch.tensor(most, dtype=dtype)
+        for key in counts:
+            name, slot, _, dtype = key
+            most = max(one[key] for one in found if key in one)
+            state.setdefault(name, {})[slot] = torch.tensor(most, dtype=dtype)
         load_optimizer_state(model, optimizer, {**mine, "state": state})
 
 

@@ -45,9 +45,9 @@ class DriftingPlacement(WholePlacement):
         self._across.follows_writes = False  # each step of a period puts all of them back for its shards
         self._versions: Versions | None = None
         """Where the buffers stood when the period began; None before it has."""
-        self.learned = torch.zeros((), device=world.device)
+        self.learned = torch.zeros((), dtype=torch.float32, device=world.device)
         """The weight of what this worker has learned from since the last average."""
-        self.total = torch.zeros((), device=world.device)
+        self.total = torch.zeros((), dtype=torch.float32, device=world.device)
         """The same of all workers."""
         self._steps = 0
         """Steps since the last average: the same on all workers."""

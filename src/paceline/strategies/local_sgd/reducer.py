@@ -89,7 +89,7 @@ class OwnReducer(Reducer):
             return None
         norm = norm_of(held)
         if not self._together and self.world.device.type == "cpu":
-            bad = torch.tensor([0.0 if norm is None or math.isfinite(norm) else 1.0])
+            bad = torch.tensor([0 if norm is None or math.isfinite(norm) else 1])
             if self.world.comm.all_reduce(bad).any():
                 check_norm(self.step.work.number, math.nan)
         return norm

@@ -155,7 +155,7 @@ def _by_options(pushes: list[Push]) -> list[list[Push]]:
 
 def _total(pushes: Mapping[int, Push]) -> tuple[Tensor, dict[str, Tensor]]:
     """Add up the ledgers of some pushes, in the order of the trainers."""
-    entry = torch.zeros(2)
+    entry = torch.zeros(2, dtype=torch.float64)
     terms: dict[str, Tensor] = {}
     for _, push in sorted(pushes.items()):
         entry = entry + push.content["entry"]

@@ -240,7 +240,7 @@ class ServedUpdate:
         facts = {
             "share": samples / step.work.size if weight else 0.0,
             "shards": {shard.index: len(shard.samples) for shard in step.work.shards},
-            "entry": torch.zeros(2) if entry is None else entry.cpu(),
+            "entry": torch.zeros_like(step.loss_stats) if entry is None else entry.cpu(),
             "terms": {name: one.cpu() for name, one in terms.items()},
             "buffers": {},
         }

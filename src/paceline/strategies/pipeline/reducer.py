@@ -83,7 +83,11 @@ class StageReducer(Reducer):
             check_passes(step.recompute)
         for term, part in enumerate([loss, *(loss.auxiliary[name] for name in names)]):
             step.totals.append((micro.shard, part.total.detach()))
-            self._add(micro.shard, self._stride * (term + 1) - 1, [loss_entry(part, step.work.size)])
+            self._add(
+                micro.shard,
+                self._stride * (term + 1) - 1,
+                [loss_entry(part, step.work.size, step.loss_stats.dtype)],
+            )
 
     def add_gradients(self, micro: Micro, stage: Stage, made: Sequence[Gradients]) -> None:
         """Add one micro-batch's gradients of a stage's parameters, one list for each term, the auxiliary terms first."""

@@ -298,9 +298,9 @@ def _name(key: str) -> str:
 
 def norm_of_parts(gradients: Mapping[str, Tensor], split: Collection[str], device: torch.device) -> Tensor:
     """Return two sums of squares: over what is `split` among workers, and over what each has whole."""
-    sums = torch.zeros(2, device=device)
+    sums = torch.zeros(2, dtype=torch.float64, device=device)  # the square of a norm may leave 32 bits
     for place, among in enumerate((True, False)):
         chosen = [gradient for name, gradient in gradients.items() if (name in split) == among]
         if chosen:
-            sums[place] = torch.nn.utils.get_total_norm(chosen).float().square()
+            sums[place] = torch.nn.utils.get_total_norm(chosen).double().square()
     return sums

@@ -17,6 +17,7 @@ from torch.utils.hooks import RemovableHandle
 
 from paceline.compat.dispatch import no_modes
 from paceline.errors import InputError
+from paceline.reduce.packing import as_real
 from paceline.state.chunks import MODEL, ChunkBounds, Read
 from paceline.world import World, seeds
 
@@ -102,8 +103,10 @@ def check_same_totals(world: World, totals: Sequence[Tensor]) -> None:
 
 def check_same_gradients(world: World, gradients: Mapping[str, Tensor | None]) -> None:
     """Raise for parameters that every worker holds whole but whose gradient is only a part."""
-    nothing = torch.zeros((), device=world.device)
-    norms = torch.stack([nothing if one is None else one.float().norm() for one in gradients.values()])
+    nothing = torch.zeros((), dtype=torch.float32, device=world.device)
+    norms = torch.stack(
+        [nothing if one is None else as_real(one).float().norm() for one in gradients.values()]
+    )
     all_norms = torch.stack(world.comm.all_gather(norms))
     low, high = all_norms.amin(0), all_norms.amax(0)
     wrong = (high - low > CLOSE["bf16"] * high).nonzero().flatten().tolist()

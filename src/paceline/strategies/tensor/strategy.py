@@ -264,7 +264,7 @@ class SplitReducer(AroundReducer):
         sums = norm_of_parts(mine, self._split.split, self.world.device)
         split, whole = self._split.rows.comm.all_reduce(sums).split(1)
         norm: Tensor = (self._split.beside.comm.all_reduce(split) + whole).sqrt()[0]
-        return norm
+        return norm.to(self.step.loss_stats.dtype)
 
 
 class SplitScoresSchedule(Schedule):

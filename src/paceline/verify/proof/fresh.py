@@ -14,6 +14,7 @@ from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 
+from paceline.compat import pickles
 from paceline.compat.parent_death import die_with_parent
 from paceline.launch.workers import fork_server as forkserver
 from paceline.training.task_folder import Neighbours
@@ -33,7 +34,7 @@ class FreshRun:
         question = folder / "fresh-question.pickle"
         spec = replace(request.spec, steps=min(STEPS, request.spec.steps or STEPS))
         question.write_bytes(
-            pickle.dumps(
+            pickles.dumps(
                 (
                     replace(request, spec=spec),
                     forkserver.search_path(),
@@ -99,7 +100,7 @@ def _main(path: str) -> None:
         record = recording.main(run, request.spec, Watching(epochs=request.epochs))
     finally:
         engine_of(run).close()
-    Path(answer).write_bytes(pickle.dumps(record))
+    Path(answer).write_bytes(pickles.dumps(record))
 
 
 if __name__ == "__main__":
