@@ -68,9 +68,11 @@ def guard_state(optimizers: Iterable[Optimizer], names: dict[int, str]) -> None:
     """Have the optimizers refuse these weights, given by their ids: also where another dict has been put there since."""
     for one in optimizers:
         if type(one.state) is defaultdict:
-            made = RowState(one.state.default_factory, one.state)
-            made.names = names
-            one.state = made
+            one.state = RowState(one.state.default_factory, one.state)
+        if isinstance(one.state, RowState):
+            one.state.names = (
+                names  # of this group: the weights of the one before are gone, and their ids may be others'
+            )
 
 
 def whole_weights(pairs: Iterable[tuple[str, Tensor, Tensor]]) -> dict[int, str]:
