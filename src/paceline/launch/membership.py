@@ -336,7 +336,7 @@ class Membership:
     def _dies_again(self, member: Member, failure: WorkerFailure, was: State) -> WorkerFailure | None:
         """Return what ends the run where a step has killed its worker by a signal for the second time."""
         size = self._formed
-        if failure.kind != "signal" or was is not State.TRAINING or self._changing or not self._trains:
+        if failure.kind != "signal" or was is not State.TRAINING or not self._trains:
             return None
         if not 0 <= member.rank < size:
             return None

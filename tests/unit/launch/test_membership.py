@@ -842,6 +842,14 @@ class TestDeadlySteps:
         (end,) = of(GiveUp, made.lost(0, self.died()))
         assert (end.failure.step, end.failure.shards) == (4, (2,))
 
+    def test_it_counts_where_another_noticed_first(self):
+        made = training(3)
+        made.broken(2, standing(operation=4))
+        made.lost(1, self.died())
+        regroup(made, 0)
+        (end,) = of(GiveUp, made.lost(0, self.died()))
+        assert (end.failure.step, end.failure.shards) == (4, (2,))
+
     @pytest.mark.parametrize("step", [5, None])
     def test_in_another_step_it_is_survived(self, step):
         made = training(3)
