@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -32,6 +33,9 @@ from paceline.declared import (
 from paceline.errors import InputError
 
 Weight = int | float | Tensor
+ONE_WEIGHT = "it must be one number: how many items (or tokens) the sum is over"
+_NO_NUMBERS = "cmMSU"
+"""Kinds of numpy's types that `float` may take, and that are no numbers on a line: complex, times, texts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +61,11 @@ class Loss:
     @classmethod
     def mean(cls, per_item: Tensor, **auxiliary: Loss) -> Loss:
         """Return the mean over items: `per_item` holds one loss for each (use `reduction="none"`)."""
+        if not isinstance(per_item, Tensor):
+            raise InputError(
+                f"Loss.mean was given a {type(per_item).__name__}, not a tensor. Give one tensor that holds one loss for each "
+                "item: reduction='none', or torch.stack(losses)."
+            )
         if per_item.dim() == 0:
             raise InputError(
                 "Loss.mean was given one number, which is a mean already, so the answer would be a mean of means. Give one "
@@ -72,6 +81,12 @@ class Loss:
         (for a causal language model the labels that are not -100, the first of each sequence left out). A batch in which
         nothing counts has the weight 0 and adds nothing, though its mean is nan.
         """
+        if not isinstance(mean, Tensor):
+            raise InputError(
+                f"Loss.from_mean was given a {type(mean).__name__}, not a tensor, so it has no gradient. Leave out .item()."
+            )
+        if not torch.compiler.is_compiling() and (fault := fault_of(weight)):
+            raise InputError(f"the weight given to Loss.from_mean {fault}; {ONE_WEIGHT}.")
         if mean.dim() != 0:
             raise InputError(
                 f"Loss.from_mean was given a tensor of the shape {tuple(mean.shape)}, not a mean. Use Loss.mean(per_item)."
@@ -245,6 +260,25 @@ def _left_out(mean: Tensor, weight: Weight) -> Tensor:
     return mean.nan_to_num(0.0, 0.0, 0.0)
 
 
+def fault_of(value: object) -> str:
+    """Return why a value is not one real number, or nothing; of a tensor only the form is asked, without a wait."""
+    if isinstance(value, Tensor | np.ndarray | np.generic):
+        count = value.numel() if isinstance(value, Tensor) else value.size
+        if count != 1:
+            return f"has the shape {tuple(value.shape)}"
+        none = value.is_complex() if isinstance(value, Tensor) else value.dtype.kind in _NO_NUMBERS
+        return f"is of the type {value.dtype}" if none else ""
+    if isinstance(value, str | bytes | bytearray):
+        return f"is the text {value!r:.80}"
+    try:
+        float(value)  # type: ignore[arg-type]
+    except OverflowError:
+        return "is larger than any floating-point number"
+    except (TypeError, ValueError):
+        return f"is {value!r:.80}"
+    return ""
+
+
 def as_float(value: Weight) -> float:
     """Return a weight or a total as a Python number."""
-    return float(value.item()) if isinstance(value, torch.Tensor) else float(value)
+    return float(value.item()) if isinstance(value, Tensor | np.ndarray) else float(value)

@@ -3,17 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from decimal import Decimal
+from fractions import Fraction
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from paceline import Loss
+from paceline import Loss, Mean
 from paceline.errors import InputError
+from paceline.strategies.gradients import loss_entry
 from paceline.strategies.guards import loss_checks
 from paceline.strategies.guards.loss_checks import check_loss, is_mean
-from tests.unit.training.own_runs import data, losses, opened, prepared
+from paceline.training.evaluation import combine
+from paceline.world import connect
+from tests.unit.training.own_runs import ALONE, data, losses, opened, prepared
+
+WORLD = connect(ALONE, device="cpu")
 
 LABELS = torch.tensor([0, 1, 2, 0])
 TARGET = torch.linspace(0.1, 0.9, 12).reshape(4, 3)
@@ -250,3 +259,86 @@ def test_a_loop_of_its_own() -> None:
         trained("mean")
     with pytest.raises(InputError, match="one loss for each item"):
         trained("scalar")
+
+
+TOO_LARGE = 10**400
+NO_NUMBERS: dict[str, tuple[object, str]] = {
+    "vector": (torch.ones(2), r"has the shape \(2,\)"),
+    "empty": (torch.ones(0), r"has the shape \(0,\)"),
+    "complex tensor": (torch.tensor(4 + 0j), r"is of the type torch.complex64"),
+    "none": (None, "is None"),
+    "list": ([4], r"is \[4\]"),
+    "complex": (4 + 0j, r"is \(4\+0j\)"),
+    "complex of numpy": (np.complex64(4), "is of the type complex64"),
+    "array": (np.ones(3), r"has the shape \(3,\)"),
+    "array of text": (np.array("8"), "is of the type <U1"),
+    "text": ("8", "is the text '8'"),
+    "bytes": (b"8", "is the text b'8'"),
+    "too large": (TOO_LARGE, "is larger than any floating-point number"),
+}
+
+
+@pytest.mark.parametrize("name", NO_NUMBERS)
+def test_a_weight_is_one_number(name: str) -> None:
+    weight, words = NO_NUMBERS[name]
+    given: Any = weight
+    x = scores()
+    with pytest.raises(InputError, match=rf"^Loss.weight {words}; it must be one number"):
+        check_loss(Loss(x.sum(), given))
+    with pytest.raises(InputError, match=rf"^auxiliary\['balance'\].weight {words}; it must be one number"):
+        check_loss(Loss.mean(x.square().sum(1), balance=Loss(x.sum(), given)))
+    with pytest.raises(
+        InputError, match=rf"^the weight given to Loss.from_mean {words}; it must be one number"
+    ):
+        Loss.from_mean(x.mean(), given)
+
+
+REAL_TYPES = (
+    torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.uint16, torch.uint32, torch.uint64,
+    torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.float8_e4m3fn, torch.float8_e5m2,
+)  # fmt: skip
+NUMBERS: dict[str, object] = {
+    **{str(dtype): torch.tensor(1).to(dtype) for dtype in REAL_TYPES},
+    **{str(kind): kind(1) for kind in (int, float, bool, Fraction, Decimal)},
+    **{
+        str(kind): kind(1)
+        for kind in (np.float16, np.float32, np.float64, np.int8, np.int64, np.uint64, np.bool_)
+    },
+    "longdouble": np.longdouble(1),
+    "array without dimensions": np.array(1.0),
+    "array of one": np.ones(1),
+    "tensor of one": torch.ones(1),
+}
+
+
+@pytest.mark.parametrize("name", NUMBERS)
+def test_a_weight_is_a_number_of_any_real_type(name: str) -> None:
+    given: Any = NUMBERS[name]
+    loss = Loss(scores().sum(), given)
+    check_loss(loss)
+    assert loss_entry(loss, 1)[1] == 1.0
+    rows: Any = {(0, 0, 0): {"m": Mean(given, given)}}
+    assert combine(rows, WORLD) == {"m": 1.0}
+
+
+def test_a_total_is_one_real_number() -> None:
+    x = scores()
+    with pytest.raises(
+        InputError, match=r"^Loss.total is of the type torch.complex64; a loss is a real number"
+    ):
+        check_loss(Loss((x * 1j).sum(), 4))
+    number: Any = 1.0
+    with pytest.raises(InputError, match=r"^auxiliary\['term'\].total is a float, not a tensor"):
+        check_loss(Loss.mean(x.sum(1), term=Loss(number, 1)))
+    with pytest.raises(InputError, match=r"^the auxiliary term term is a Tensor, not a paceline.Loss"):
+        check_loss(Loss(x.sum(), 4, {"term": x.sum()}))  # type: ignore[dict-item]
+    with pytest.raises(InputError, match=r"^the auxiliary term outer has terms of its own \(inner\)"):
+        check_loss(Loss.mean(x.sum(1), outer=Loss(x.sum(), 1, {"inner": Loss(x.sum(), 1)})))
+    for given in ([1.0, 2.0], np.ones(3), 3.0):
+        other: Any = given
+        with pytest.raises(InputError, match=rf"^Loss.mean was given a {type(given).__name__}, not a tensor"):
+            Loss.mean(other)
+        with pytest.raises(
+            InputError, match=rf"^Loss.from_mean was given a {type(given).__name__}, not a tensor"
+        ):
+            Loss.from_mean(other, 4)

@@ -41,10 +41,10 @@ class Score:
             raise InputError(f"best={value} does not say what is best. {_UNSAID}")
         try:
             return cls(float(value), mode, metric)
-        except (TypeError, ValueError, RuntimeError):
+        except (TypeError, ValueError, RuntimeError, OverflowError):
             if mode not in MODES:
                 raise
-            raise InputError(f"best={value!r} is no number. Give the value of one metric.") from None
+            raise InputError(f"best={value!r:.80} is no number. Give the value of one metric.") from None
 
     @property
     def counts(self) -> bool:

@@ -173,7 +173,7 @@ class _NewGraph:
         """Refuse a loss that is a mean where its sum belongs: compiled code does not show it, so the captured graph is asked."""
         shown, given = self._shown or (), self._given
         self._shown, self._given = None, ()
-        if not isinstance(value, Loss):
+        if not isinstance(value, Loss) or not all(isinstance(one, Loss) for one in value.auxiliary.values()):
             return
         known = {id(one): other for one, other in zip(given, shown, strict=False) if isinstance(one, Tensor)}
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from paceline.compat import foreach
 from paceline.compat.autograd import run_engine
 from paceline.reduce import norms
-from paceline.task import Loss
+from paceline.task import Loss, as_float
 
 
 def total_norm(measured: Sequence[Tensor]) -> Tensor:
@@ -61,11 +61,13 @@ def loss_entry(loss: Loss, size: int, dtype: torch.dtype = torch.float32) -> Ten
     device, weight = loss.total.device, loss.weight
     share = _rounded_share(loss.total.dtype, size)
     if device.type == "cpu":
-        return torch.tensor([loss.total.item() * share, float(weight) * share], dtype=dtype)
+        return torch.tensor([loss.total.item() * share, as_float(weight) * share], dtype=dtype)
     placed = (
         weight.detach().to(device, dtype, non_blocking=True).reshape(())
         if isinstance(weight, Tensor)
-        else torch.full((), weight, dtype=dtype, device=device)  # a copy would wait, a fill does not
+        else torch.full(
+            (), as_float(weight), dtype=dtype, device=device
+        )  # a copy would wait, a fill does not
     )
     entry = torch.stack([loss.total.detach().to(dtype), placed])
     return entry if share == 1.0 else entry.mul_(share)

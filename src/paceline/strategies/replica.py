@@ -113,6 +113,8 @@ class Replica:
         capturable = self.reducer.capturable and self.turns is None
         if inputs.cuda_graph != "off" and world.device.type == "cuda" and capturable:
             self.graphs = StepGraphs(self, inputs)
+        self.unsound_option = ""
+        """An option of the optimizer's that was no finite number when a step was taken, and in which step; for a message."""
         self.has_updated = False
         """Whether the step in flight has begun to change what the optimizer keeps."""
 

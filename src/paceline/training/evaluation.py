@@ -17,7 +17,7 @@ from paceline.errors import InputError
 from paceline.strategies.base import MetricsFunction, Rows, ShardWork, StepWork
 from paceline.strategies.in_turns.outside import own_model
 from paceline.strategies.replica import Replica
-from paceline.task import Mean, as_float
+from paceline.task import Mean, as_float, fault_of
 from paceline.training.checks.same_stream import EVALUATION, read_alike
 from paceline.training.merging import Merging, check_state
 from paceline.world import World, all_gather_object, fault_points, seeds
@@ -134,8 +134,7 @@ def _checked(metrics: MetricsFunction) -> MetricsFunction:
 
 def _check_mean(name: str, value: Mean) -> None:
     for part, number in (("total", value.total), ("weight", value.weight)):
-        if isinstance(number, torch.Tensor) and number.numel() != 1:
+        if fault := fault_of(number):
             raise InputError(
-                f"the {part} of the metric {name} has the shape {tuple(number.shape)}; it must be one number: "
-                "Mean(values.sum(), len(values))."
+                f"the {part} of the metric {name} {fault}; it must be one number: Mean(values.sum(), len(values))."
             )

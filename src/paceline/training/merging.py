@@ -17,7 +17,7 @@ from torch import Tensor
 from paceline.compat.torchmetrics_states import keep_alone, unmergeable
 from paceline.declared import Collected, MetricState
 from paceline.errors import InputError
-from paceline.task import Mean
+from paceline.task import Mean, fault_of
 from paceline.world import World, all_gather_object
 
 Key = tuple[int, int, int]
@@ -147,4 +147,6 @@ def _numbers(name: str, value: Any) -> dict[str, float]:
         raise InputError(
             f"the metric {name} came to {value!r:.80}, which is no number, tensor or dict of them. Return one from compute()."
         )
+    if fault := fault_of(value):
+        raise InputError(f"the metric {name} {fault}. Return another number from compute().")
     return {name: float(value)}

@@ -20,7 +20,7 @@ from paceline.strategies.result import StepResult
 from paceline.task import Loss, Weight
 from paceline.training.checks.before_first_step import check_clip
 from paceline.training.checks.hidden_state import HiddenState
-from paceline.training.checks.nonfinite import explain
+from paceline.training.checks.nonfinite import explain, note_options
 from paceline.training.user_loop.attempt import StepAttempt
 from paceline.training.user_loop.batch_settings import BatchSettings
 from paceline.training.user_loop.loop_guard import LoopGuard
@@ -275,6 +275,7 @@ class Step:
     def _guarded(self, action: Callable[..., StepResult], *arguments: Any) -> StepResult:
         rate = self._replica.optimizer.param_groups[0]["lr"]
         self.learning_rate = rate.clone() if isinstance(rate, Tensor) else rate
+        note_options(self._replica, self.number)
         result = self._recover() if self._broken else self._applied_or_again(action, *arguments)
         if self._seed_loop is not None:  # also where others finished the step, and nothing was updated here
             self._seed_loop("applied", self.number)

@@ -60,3 +60,56 @@ def test_batch_statistics_of_64_bits_keep_them() -> None:
         normalised, workers=2, strategy="ddp", sync_batchnorm=True, shards=2, threads=1, device="cpu"
     ):
         assert found == pytest.approx(alone, rel=1e-13)
+
+
+class Waves(nn.Module):
+    """Has complex parameters, one of them a single number."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.polar(torch.ones(4), torch.arange(4.0)))
+        self.turn = nn.Parameter(torch.tensor(0.5 + 0.5j))
+
+    def forward(self, values: torch.Tensor) -> torch.Tensor:
+        return ((values * self.weight).sum(1) * self.turn + 1j).abs()
+
+
+Slots = dict[tuple[str, str], torch.Tensor]
+
+
+def drift_in_the_plane(run: paceline.Run) -> tuple[Slots, Slots]:
+    """Return what Adam keeps for complex parameters before and after workers come together."""
+    model = Waves()
+    adam = torch.optim.Adam(model.parameters(), lr=0.01, amsgrad=True)
+    model, optimizer = run.prepare(model, adam)
+    for step in run.steps(TensorDataset(FEATURES), batch_size=8, steps=3):
+        step.compute(lambda made, batch: Loss.mean(made(batch[0]).square()))
+
+    def kept() -> Slots:
+        return {
+            (name, slot): value.clone()
+            for name, parameter in model.named_parameters()
+            for slot, value in optimizer.state[parameter].items()
+        }
+
+    before = kept()
+    engine_of(run).state.replica.synchronize()
+    return before, kept()
+
+
+def test_momentum_of_complex_parameters_is_averaged() -> None:
+    (one, first), (other, second) = paceline.launch(
+        drift_in_the_plane,
+        workers=2,
+        strategy="local-sgd",
+        local_steps=100,
+        shards=2,
+        threads=1,
+        device="cpu",
+    )
+    assert one["weight", "exp_avg"].imag.abs().min() > 0
+    assert one["turn", "exp_avg"].imag != 0
+    for key, value in first.items():
+        assert torch.equal(value, second[key])
+        assert torch.allclose(value, (one[key] + other[key]) / 2, rtol=1e-6)
+        assert key[1] == "step" or not torch.equal(one[key], other[key])

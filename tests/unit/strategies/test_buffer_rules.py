@@ -7,7 +7,8 @@ import itertools
 import pytest
 import torch
 
-from paceline.strategies.buffers.buffers import RULES
+from paceline.errors import InputError
+from paceline.strategies.buffers.buffers import RULES, Buffers
 
 MOST = {dtype: torch.iinfo(dtype).max for dtype in (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)}  # fmt: skip
 HELD = {
@@ -38,3 +39,28 @@ def test_a_mean_of_whole_numbers_is_cut_off_towards_zero() -> None:
         total = sum(parts)
         wanted = [int(total / 3), (3 * 2**60 + total) // 3, -((3 * 2**60 - total) // 3)]
         assert RULES["mean"](values[0], values).tolist() == wanted
+
+
+@pytest.mark.parametrize(
+    ("rule", "dtype"),
+    [
+        ("sum", torch.bool),
+        ("sum", torch.uint16),
+        ("sum", torch.float8_e5m2),
+        ("max", torch.complex64),
+        ("min", torch.uint64),
+        ("max", torch.float8_e4m3fn),
+    ],
+)
+def test_a_rule_that_a_type_has_no_arithmetic_for_is_refused(rule: str, dtype: torch.dtype) -> None:
+    model = torch.nn.Module()
+    model.register_buffer("held", torch.tensor([1, 0]).to(dtype))
+    buffers = Buffers(model, {"held": rule}, shards=2)
+    buffers.begin()
+    for shard in range(2):
+        buffers.close_shard(shard, model, buffers.open_shard(model))
+    short = str(dtype).removeprefix("torch.")
+    with pytest.raises(
+        InputError, match=rf"^the buffer held is of the type {short}, and torch has no {rule} of it"
+    ):
+        buffers.combine(lambda names: names, lambda rows: rows)

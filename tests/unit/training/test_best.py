@@ -72,6 +72,8 @@ def test_what_is_ambiguous_is_refused(tmp_path: Path) -> None:
             run.save(best=0.5, mode="most")  # type: ignore[arg-type]
         with pytest.raises(InputError, match="is no number"):
             run.save(best={"accuracy": 0.5}, mode="max")  # type: ignore[arg-type]
+        with pytest.raises(InputError, match=r"^best=10+ is no number"):
+            run.save(best=10**400, mode="max")
         steps = run.steps(data(), batch_size=8, steps=1)
         step = next(steps)
         for batch in step:

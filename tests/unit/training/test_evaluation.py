@@ -6,6 +6,7 @@ import math
 import random
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -45,6 +46,29 @@ def test_what_is_no_number_is_told_apart() -> None:
     found = combine({(0, 0, 0): {"recall": Mean(0, 0), "loss": Mean(1.0, 2)}}, WORLD)
     assert math.isnan(found["recall"])
     assert found["loss"] == 0.5
+
+
+@pytest.mark.parametrize("part", ["total", "weight"])
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        (1j, "is 1j"),
+        (torch.tensor(1 + 0j), "is of the type torch.complex64"),
+        (None, "is None"),
+        ([1.0], r"is \[1.0\]"),
+        (np.ones(3), r"has the shape \(3,\)"),
+        ("3", "is the text '3'"),
+        (10**400, "is larger than any floating-point number"),
+    ],
+)
+def test_what_is_no_number_is_no_part_of_a_mean(part: str, given: Any, words: str) -> None:
+    value = Mean(**{"total": 1.0, "weight": 1, part: given})
+    with opened() as run:
+        prepared(run)
+        with pytest.raises(
+            InputError, match=rf"^the {part} of the metric right {words}; it must be one number"
+        ):
+            run.evaluate(data(), lambda model, batch: {"right": value})
 
 
 @pytest.mark.parametrize("value", [Mean(torch.ones(3), 3), Mean(1.0, torch.ones(2))])

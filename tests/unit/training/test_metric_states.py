@@ -74,6 +74,13 @@ class Count:
         return self.samples
 
 
+def test_what_is_computed_fits_a_floating_point_number() -> None:
+    with opened() as run:
+        prepared(run)
+        with pytest.raises(InputError, match=r"^the metric samples is larger than any floating-point number"):
+            run.evaluate(data(), lambda model, batch: {"samples": Count(10**400)})
+
+
 def test_what_merge_returns_counts_where_it_is_a_metric() -> None:
     with opened() as run:
         prepared(run)

@@ -608,3 +608,22 @@ def test_a_learning_rate_that_is_no_number_is_named(tmp_path: Path) -> None:
         pytest.raises(NonFiniteLossError, match="the optimizer's lr is nan"),
     ):
         train(run)
+
+
+def test_a_learning_rate_that_was_no_number_is_named_when_it_is_one_again() -> None:
+    def train(run: Run) -> None:
+        model = nn.Linear(4, 1)
+        model, optimizer = run.prepare(model, torch.optim.SGD(model.parameters(), lr=0.05))
+        for step in run.steps(data(), batch_size=4, epochs=1):
+            for batch in step:
+                step.backward(losses(model, batch))
+            optimizer.param_groups[0]["lr"] = math.nan if step.number == 1 else 0.05
+            step.apply()
+
+    with (
+        opened() as run,
+        pytest.raises(
+            NonFiniteLossError, match=r"step 2: the loss is nan.* for the optimizer's lr was nan in step 1\."
+        ),
+    ):
+        train(run)

@@ -68,6 +68,9 @@ RULES: dict[str, Callable[[Tensor, list[Tensor]], Tensor]] = {
     "first": lambda _, values: values[0],
 }
 
+_HELD_ONLY = frozenset({torch.uint16, torch.uint32, torch.uint64})
+"""Types that torch holds numbers in and computes little with, as it does with floating-point numbers of 8 bits."""
+
 
 class Buffers:
     """The changing buffers of one model through one step."""
@@ -229,6 +232,8 @@ class Buffers:
 
     def _one(self, name: str, values: list[Tensor]) -> Tensor:
         rule = self._rules.get(name)
+        if isinstance(rule, str):
+            _check_arithmetic(name, rule, self._before[name].dtype)
         if rule is not None:
             return (rule if callable(rule) else RULES[rule])(self._before[name], values)
         for other in values[1:]:
@@ -240,8 +245,23 @@ class Buffers:
         return values[0]
 
 
+def _check_arithmetic(name: str, rule: str, dtype: torch.dtype) -> None:
+    """Refuse a rule that torch cannot compute with numbers of a type."""
+    held_only = dtype in _HELD_ONLY or (dtype.is_floating_point and dtype.itemsize == 1)
+    unordered = rule in ("max", "min") and dtype.is_complex
+    if (rule in ("sum", "max", "min") and held_only) or unordered or (rule == "sum" and dtype == torch.bool):
+        raise InputError(
+            f"the buffer {name} is of the type {_named(dtype)}, and torch has no {rule} of it. Give it the rule 'mean' or "
+            "'first', a function (value before, values of the shards), or another type."
+        )
+
+
+def _named(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
 def _form(value: Tensor) -> str:
-    return f"{str(value.dtype).removeprefix('torch.')}{list(value.shape)}"
+    return f"{_named(value.dtype)}{list(value.shape)}"
 
 
 def _equal(now: Tensor, before: Tensor) -> bool:

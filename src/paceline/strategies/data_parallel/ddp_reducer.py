@@ -161,8 +161,7 @@ class DdpReducer(Reducer):
         step = self.step
         self._places = {id(parameter): place for place, parameter in enumerate(step.tracked)}
         carried = _Carried(step.model, step.loss_stats)
-        if step.sparse or step.mine is not None:
-            self._leave_out(carried)
+        self._leave_out(carried)
         self._own = OwnSums()
         self._ddp = None  # the hooks of the reducer before go with it
         self._ddp = DistributedDataParallel(
@@ -177,14 +176,20 @@ class DdpReducer(Reducer):
         self._agreed = True
 
     def _leave_out(self, carried: nn.Module) -> None:
-        """Take past DDP what goes another way, rows of tables, or has no turn."""
+        """Take past DDP what goes another way, rows of tables, has no turn, or is of a type that DDP cannot send."""
         named = list(carried.named_parameters(remove_duplicate=False))
         apart = {id(parameter) for parameter in self.step.sparse}
         if self.step.mine is not None:
             apart |= {id(one) for _, one in named} - set(map(id, self.step.tracked))
-        ddp.leave_out(carried, [name for name, one in named if id(one) in apart])
-        if not self._agreed and self.step.sparse:
-            self._rows.begin(self.step.sparse)
+        every = [*named, *carried.named_buffers(remove_duplicate=False)]
+        odd = {id(one): one for _, one in every if id(one) not in apart and not ddp.can_send(one)}
+        names = [name for name, one in every if id(one) in apart or id(one) in odd]
+        if names:
+            ddp.leave_out(carried, names)
+        if not self._agreed:
+            spread_weights(odd.values(), self.world)
+            if self.step.sparse:
+                self._rows.begin(self.step.sparse)
 
     def begin(self, work: StepWork) -> None:  # noqa: ARG002
         """Start a step with nothing sent."""

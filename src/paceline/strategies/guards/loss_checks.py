@@ -21,7 +21,7 @@ from torch import Tensor
 from paceline.compat.autograd import saved
 from paceline.compat.tensors import same_memory
 from paceline.errors import InputError
-from paceline.task import Loss
+from paceline.task import ONE_WEIGHT, Loss, fault_of
 
 _MEANS = frozenset({"MeanBackward0", "MeanBackward1", "DivBackward1"})
 """`mean()`, and the division that torch's own losses end with; a division in Python is DivBackward0."""
@@ -73,19 +73,43 @@ def check_loss(loss: object) -> None:
             f"loss() returned a {type(loss).__name__}, not a paceline.Loss. Return paceline.Loss.mean(per_item_losses), "
             "with reduction='none', or paceline.Loss(total, weight)."
         )
-    if not isinstance(loss.total, Tensor):
-        raise InputError(
-            f"Loss.total is a {type(loss.total).__name__}, not a tensor, so it has no gradient. Give the sum, without .item()."
-        )
-    if loss.total.dim() != 0:
-        raise InputError(
-            f"Loss.total has the shape {tuple(loss.total.shape)}; it must be one number, a sum. Use Loss.mean."
-        )
+    _check_form("Loss", loss)
+    for name, term in loss.auxiliary.items():
+        if not isinstance(term, Loss):
+            raise InputError(
+                f"the auxiliary term {name} is a {type(term).__name__}, not a paceline.Loss. Give Loss(term, 1) to count it once "
+                "for each batch, or Loss(total, weight)."
+            )
+        if term.auxiliary:
+            raise InputError(
+                f"the auxiliary term {name} has terms of its own ({', '.join(term.auxiliary)}), which would not be trained on. "
+                "Give all terms to the loss itself, side by side."
+            )
+        _check_form(f"auxiliary[{name!r}]", term)
     refuse_mean(loss)
     if isinstance(loss.weight, Tensor) or not loss.weight:
         _check_nothing("this loss", loss)
     for name, term in loss.auxiliary.items():
         _check_nothing(f"the auxiliary term {name}", term)
+
+
+def _check_form(what: str, loss: Loss) -> None:
+    """Refuse a loss, or a term of it, whose sum or weight is not one number."""
+    if not isinstance(loss.total, Tensor):
+        raise InputError(
+            f"{what}.total is a {type(loss.total).__name__}, not a tensor, so it has no gradient. Give the sum, without .item()."
+        )
+    if loss.total.dim() != 0:
+        raise InputError(
+            f"{what}.total has the shape {tuple(loss.total.shape)}; it must be one number, a sum. Use Loss.mean."
+        )
+    if loss.total.is_complex():
+        raise InputError(
+            f"{what}.total is of the type {loss.total.dtype}; a loss is a real number. Give values.abs().square().sum(), or "
+            "total.real."
+        )
+    if fault := fault_of(loss.weight):
+        raise InputError(f"{what}.weight {fault}; {ONE_WEIGHT}.")
 
 
 def refuse_mean(loss: Loss) -> None:

@@ -61,7 +61,11 @@ class Averaging:
         state: dict[str, dict[str, Any]] = {name: dict(slots) for name, slots in mine["state"].items()}
         # Of a parameter that is one number, what is kept for its value is one number too.
         numbers = {name for name, one in model.named_parameters() if not one.dim()}
-        counts = [key for key in every if not key[2] and (key[0] not in numbers or key[1] == "step")]
+        counts = [
+            key
+            for key in every
+            if not key[2] and not key[3].is_complex and (key[0] not in numbers or key[1] == "step")
+        ]
         large = [key for key in every if key not in counts]
         shares = []
         for key in large:
@@ -80,14 +84,18 @@ class Averaging:
 
 def wide(value: Tensor) -> Tensor:
     """Return a tensor in a type that means can be taken in."""
+    if value.is_complex():
+        return value.detach().to(torch.promote_types(value.dtype, torch.complex64))
     return value.detach() if value.dtype.itemsize >= 4 else value.detach().float()
 
 
 def _describe(state: dict[str, dict[str, Any]]) -> dict[Key, float]:
-    """Return which tensors of floating-point numbers there are, and the value of those that are one number."""
+    """Return which tensors of numbers that have a mean there are, and the value of those that may be counts."""
     return {
-        (name, slot, tuple(value.shape), value.dtype): 0.0 if value.dim() else float(value)
+        (name, slot, tuple(value.shape), value.dtype): 0.0
+        if value.dim() or value.is_complex()
+        else float(value)
         for name, slots in state.items()
         for slot, value in slots.items()
-        if isinstance(value, Tensor) and (value.is_floating_point() or not value.dim())
+        if isinstance(value, Tensor) and (value.is_floating_point() or value.is_complex() or not value.dim())
     }

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor
+from torch.optim import Optimizer
 
 from paceline.errors import NonFiniteLossError
 from paceline.state.chunks import MODEL
@@ -58,13 +59,29 @@ def check_weights(replica: Replica, world: World, number: int) -> None:
         )
 
 
+def note_options(replica: Replica, number: int) -> None:
+    """Note with which option a step is taken that is no finite number: a schedule may have moved on when weights show it."""
+    if not replica.unsound_option and (found := unsound_option(replica.optimizer, waits=False)):
+        replica.unsound_option = "{} was {} in step {}".format(*found, number)
+
+
+def unsound_option(optimizer: Optimizer, *, waits: bool = True) -> tuple[str, float] | None:
+    """Return an option of an optimizer's that is no finite number, if any; those on a device are asked only if this `waits`."""
+    for group in optimizer.param_groups:
+        for name, value in group.items():
+            number = value
+            if isinstance(value, Tensor) and value.numel() == 1 and (waits or value.device.type == "cpu"):
+                number = value.item()
+            if isinstance(number, float) and not math.isfinite(number):
+                return name, number
+    return None
+
+
 def _cause(replica: Replica) -> str:
     """Return what can have spoiled the weights, and what to do about it."""
-    for group in replica.optimizer.param_groups:
-        for name, value in group.items():
-            number = value.item() if isinstance(value, Tensor) and value.numel() == 1 else value
-            if isinstance(number, float) and not math.isfinite(number):
-                return f"for the optimizer's {name} is {number}. Mend what sets it, the schedule say, and begin anew."
+    now = unsound_option(replica.optimizer)
+    if said := replica.unsound_option if now is None else "{} is {}".format(*now):
+        return f"for the optimizer's {said}. Mend what sets it, the schedule say, and begin anew."
     return (
         "from an infinite gradient beside a finite loss. Resume from a checkpoint before that with a smaller learning rate, or "
         "with --max-grad-norm: the norm of each step's gradient is then checked before its update."
