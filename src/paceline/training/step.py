@@ -22,6 +22,7 @@ from paceline.training.checks.before_first_step import check_clip
 from paceline.training.checks.hidden_state import HiddenState
 from paceline.training.checks.nonfinite import explain
 from paceline.training.user_loop.attempt import StepAttempt
+from paceline.training.user_loop.batch_iterators import BatchIterators
 from paceline.training.user_loop.batch_settings import BatchSettings
 from paceline.training.user_loop.loop_guard import LoopGuard
 from paceline.world import World, determinism
@@ -165,21 +166,28 @@ class Step:
 
     def _batches(self) -> Iterator[Any]:
         settings = BatchSettings(self.number, self._replica.optimizer, looks=self._hidden.watches)
-        for shard in () if self._broken else self.work.shards:
-            self._begun = False
-            for batch in self._replica.shard(shard):
-                if self._broken:
-                    return
-                self._guard.hand_over()
-                self._out = True
-                if self._hidden.watches:
-                    self._hidden.show_batch(batch)
-                yield batch
-                self._out = False
-                if self._broken:
-                    return
-                self._guard.take_back(nothing_added=not self._begun)
-                settings.check()
+        iterators = BatchIterators(
+            self.number, len(self.work.shards), self._hidden.iterators, sharded=self._hidden.sharded
+        )
+        with iterators.watching():
+            for shard in () if self._broken else self.work.shards:
+                self._begun = False
+                for batch in self._replica.shard(shard):
+                    if self._broken:
+                        return
+                    self._guard.hand_over()
+                    self._out = True
+                    if self._hidden.watches:
+                        self._hidden.show_batch(batch)
+                    iterators.begin_batch()
+                    yield batch
+                    self._out = False
+                    if self._broken:
+                        return
+                    self._guard.take_back(nothing_added=not self._begun)
+                    settings.check()
+                    iterators.end_batch()
+        iterators.end()
 
     def _discards(self, error: Exception) -> bool:
         """Return whether the group broke, and note it: the loop goes on to `apply`, and is given the step once more."""

@@ -24,6 +24,7 @@ from paceline.task import Loss, Task
 from paceline.training.checks.carried import Flow, can_follow, holder_of
 from paceline.training.checks.counters import Numbers, changing
 from paceline.training.checks.findings import others_too, writes_to
+from paceline.training.checks.iterator_places import iterators_among
 
 _LARGE = 1 << 22
 """Bytes of arrays that are compared by their values."""
@@ -58,7 +59,10 @@ class HiddenState:
         self._flow: Flow | None = None
         self._written: list[str] = []
         self._carried: list[tuple[str, bool]] = []
-        self._numbers, self._sharded = Numbers(), True
+        self._numbers, self.sharded = Numbers(), True
+        """What knows their plain numbers; whether a step has several shards."""
+        self.iterators: list[Named] = []
+        """Those that are reached while the passes of this step last, where they are looked for."""
         self._changed: dict[str, tuple[object, object]] = {}
         self.told: set[str] = set()
         """What a note has named."""
@@ -67,7 +71,7 @@ class HiddenState:
         """Note that a step is about to begin; where it is not `sharded` a pass is a step, and numbers may count it."""
         if model is not self._model:
             self._model, self._steps, self._left, self._generators, self._tensors = model, 0, {}, {}, []
-        self._task, self._sharded = task, sharded
+        self._task, self.sharded = task, sharded
         self._steps += 1
         self._looks = self._steps.bit_count() == 1
         self.watches = bool(self._looks or self._generators or self._tensors or self._left)
@@ -88,7 +92,7 @@ class HiddenState:
             self._end()
         finally:
             hook.remove()
-            self._open, self._flow, self._loop = False, None, None
+            self._open, self._flow, self._loop, self.iterators = False, None, None, []
 
     def around(self, loss: LossFunction) -> LossFunction:
         """Return a loss function that shows what it is given and what it returns."""
@@ -145,7 +149,9 @@ class HiddenState:
         self._open = True
         followed: dict[str, Tensor] = {}
         if self._looks or self._left:
-            found = self._find()
+            found = self._find(keeps=self._looks and self._loop is not None)
+            self.iterators = iterators_among(found.visited)
+            found.visited.clear()
             followed = {
                 name: one
                 for name, one in found.tensors.items()
@@ -196,7 +202,7 @@ class HiddenState:
                 for name, one in found.tensors.items()
                 if name not in self._held or not _same(one, *self._held[name])
             }
-            if self._sharded:
+            if self.sharded:
                 self._changed = self._numbers.changed(found, first=self._steps == 1)
             now = _values(found)
             self._written += [name for name, value in self._arrays.items() if now.get(name, value) != value]
@@ -210,10 +216,10 @@ class HiddenState:
                     self._draws[name] = drew_on(before, now)
                 yield name, self._draws[name]
 
-    def _find(self) -> Reached:
+    def _find(self, *, keeps: bool = False) -> Reached:
         if self._model is None:
             raise RuntimeError("the passes belong to a step")
-        return reached_from(self._model, self._others())
+        return reached_from(self._model, self._others(), keeps=keeps)
 
     def _others(self) -> Sequence[Named]:
         task = [] if self._task is None else [("task", self._task)]
