@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from multiprocessing.connection import wait
 from typing import Any
 
 from torch.utils.data import DataLoader, get_worker_info
+from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 
 def end_workers(iterator: Iterator[Any]) -> None:
@@ -59,3 +60,46 @@ def watch_index_sampler(watch: Callable[[Any, Any], Any]) -> None:
     """Make every DataLoader draw its indices from what `watch(loader, its own sampler)` returns."""
     sampler = DataLoader._index_sampler.fget  # type: ignore[attr-defined]
     DataLoader._index_sampler = property(lambda loader: watch(loader, sampler(loader)))  # type: ignore[method-assign,assignment]
+
+
+def is_iterator(one: Any) -> bool:
+    """Return whether something is what a DataLoader made to be iterated over."""
+    return isinstance(one, _BaseDataLoaderIter)
+
+
+@contextmanager
+def watch_iterators(begun: Callable[[Any], None], advanced: Callable[[Any], None]) -> Iterator[None]:
+    """Show each iterator that a DataLoader hands out meanwhile to `begun`, and to `advanced` before it gives a batch."""
+    if not _watches:
+        _watch_iterators()
+    watch = (begun, advanced)
+    _watches.append(watch)
+    try:
+        yield
+    finally:
+        _watches.remove(watch)
+        if not _watches:
+            DataLoader.__iter__, _BaseDataLoaderIter.__next__ = _originals.pop()  # type: ignore[method-assign]
+
+
+_watches: list[tuple[Callable[[Any], None], Callable[[Any], None]]] = []
+"""Those who watch; one that began later may end before another."""
+_originals: list[tuple[Any, Any]] = []
+
+
+def _watch_iterators() -> None:
+    iterate, take = DataLoader.__iter__, _BaseDataLoaderIter.__next__
+    _originals.append((iterate, take))
+
+    def begin(loader: Any) -> Any:
+        iterator = iterate(loader)
+        for begun, _ in [*_watches]:
+            begun(iterator)
+        return iterator
+
+    def advance(iterator: Any) -> Any:
+        for _, advanced in [*_watches]:
+            advanced(iterator)
+        return take(iterator)
+
+    DataLoader.__iter__, _BaseDataLoaderIter.__next__ = begin, advance  # type: ignore[method-assign,assignment]

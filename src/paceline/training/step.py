@@ -22,8 +22,11 @@ from paceline.training.checks.before_first_step import check_clip
 from paceline.training.checks.hidden_state import HiddenState
 from paceline.training.checks.nonfinite import explain, note_options
 from paceline.training.user_loop.attempt import StepAttempt
+from paceline.training.user_loop.batch_iterators import BatchIterators
 from paceline.training.user_loop.batch_settings import BatchSettings
+from paceline.training.user_loop.batch_states import BatchStates
 from paceline.training.user_loop.loop_guard import LoopGuard
+from paceline.training.user_loop.loop_state import LoopState
 from paceline.world import World, determinism
 
 _NO_BATCH = (
@@ -50,8 +53,11 @@ class Step:
         attempt: StepAttempt | None = None,
         *,
         broken: OpenBody | None = None,
+        registered: LoopState | None = None,
     ) -> None:
         """`broken`: the body that others are in already; the group broke in it, so nothing comes of it.
+
+        `registered` is what the loop has registered.
 
         `seed_loop` seeds what a loop of the user's own draws outside of its batches; None for a Task.
         """
@@ -70,6 +76,7 @@ class Step:
         self._guard = guard
         self._seed_loop = seed_loop
         self._hidden = hidden
+        self._registered = registered
         self.attempt = attempt
         """What the loop's body has done to the state in this step; None where nobody needs to know."""
         self._generation = world.generation if broken is None else -1
@@ -165,21 +172,32 @@ class Step:
 
     def _batches(self) -> Iterator[Any]:
         settings = BatchSettings(self.number, self._replica.optimizer, looks=self._hidden.watches)
-        for shard in () if self._broken else self.work.shards:
-            self._begun = False
-            for batch in self._replica.shard(shard):
-                if self._broken:
-                    return
-                self._guard.hand_over()
-                self._out = True
-                if self._hidden.watches:
-                    self._hidden.show_batch(batch)
-                yield batch
-                self._out = False
-                if self._broken:
-                    return
-                self._guard.take_back(nothing_added=not self._begun)
-                settings.check()
+        iterators = BatchIterators(
+            self.number, len(self.work.shards), self._hidden.iterators, sharded=self._hidden.sharded
+        )
+        looked_at = self._registered if self._hidden.looks and self._hidden.sharded else None
+        states = BatchStates(self.number, len(self.work.shards), looked_at)
+        with iterators.watching():
+            for shard in () if self._broken else self.work.shards:
+                self._begun = False
+                for batch in self._replica.shard(shard):
+                    if self._broken:
+                        return
+                    self._guard.hand_over()
+                    self._out = True
+                    if self._hidden.watches:
+                        self._hidden.show_batch(batch)
+                    iterators.begin_batch()
+                    yield batch
+                    self._out = False
+                    if self._broken:
+                        return
+                    self._guard.take_back(nothing_added=not self._begun)
+                    settings.check()
+                    iterators.end_batch()
+                    states.check()
+        iterators.end()
+        self._hidden.remarks += states.notes()
 
     def _discards(self, error: Exception) -> bool:
         """Return whether the group broke, and note it: the loop goes on to `apply`, and is given the step once more."""

@@ -247,6 +247,7 @@ class Stepping:
             self.core.loop.hidden,
             self.core.loop.begin_attempt(elastic=self.core.recovery.elastic) if own_loop else None,
             broken=broken,
+            registered=self.core.loop.registered if own_loop else None,
         )
         if replica.turns is not None:
             step.turn = self.call.turns.at(state.position)

@@ -105,3 +105,28 @@ def test_what_an_optimizer_keeps_may_be_edited_or_it_is_said(strategy: str) -> N
                 assert "in optimizer.state, but under fsdp" in value, name
             else:
                 assert value == alone[name], name
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (
+            {"strategy": "ddp", "shard_optimizer": True},
+            "under shard_optimizer=True another worker updates it",
+        ),
+        ({"strategy": "ps", "servers": 1}, "under ps a server updates it"),
+    ],
+    ids=["zero-1", "ps"],
+)
+def test_state_that_another_worker_keeps_is_asked_for_in_vain_in_one_line(
+    options: dict[str, Any], said: str
+) -> None:
+    with pytest.raises(InputError, match=said):
+        paceline.launch(train, read, workers=2, shards=2, threads=1, **options)
+
+
+def test_what_a_worker_keeps_may_be_edited_under_shard_optimizer() -> None:
+    alone = paceline.launch(edits, shards=4, threads=1)[0]
+    for found in paceline.launch(edits, workers=2, shards=4, threads=1, strategy="ddp", shard_optimizer=True):
+        for edit in (asked_for, *BY_ROWS):
+            assert found[edit.__name__] == alone[edit.__name__], edit.__name__

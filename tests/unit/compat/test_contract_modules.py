@@ -334,6 +334,28 @@ def test_indices_of_a_loader_can_be_watched() -> None:
     assert seen == [[0, 1], [2]]
 
 
+@leans_on("torch.utils.data.dataloader._BaseDataLoaderIter")
+def test_iterators_of_a_loader_can_be_watched() -> None:
+    from paceline.compat.data_loader import end_workers, is_iterator, watch_iterators
+
+    for workers in (0, 1):
+        loader = DataLoader([1, 2], num_workers=workers)  # type: ignore[arg-type]
+        before = iter(loader)
+        begun: list[Any] = []
+        advanced: list[Any] = []
+        with watch_iterators(begun.append, advanced.append):
+            assert next(before).item() == 1
+            made = iter(loader)
+            assert [one.item() for one in made] == [1, 2]
+        assert next(before).item() == 2
+        assert begun == [made]
+        assert advanced == [before, made, made, made]
+        assert is_iterator(before)
+        assert not is_iterator(loader)
+        for one in (before, made) if workers else ():
+            end_workers(one)
+
+
 @leans_on("sys._getframe")
 def test_a_caller_that_unpacks_is_told_from_one_that_iterates() -> None:
     from paceline.compat import python

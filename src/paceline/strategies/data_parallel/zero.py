@@ -30,8 +30,10 @@ from paceline.state.chunks import (
 )
 from paceline.strategies.base import StrategyInputs
 from paceline.strategies.buffers.unsaved import note_unsaved
+from paceline.strategies.guards.absent_entries import guard_entries
 from paceline.strategies.guards.partial_update import Scope
 from paceline.strategies.guards.trained import check_equal
+from paceline.strategies.in_turns.optimizers import each_of
 from paceline.strategies.placement import Optimize, Placement, load_whole_state, whole_state
 from paceline.strategies.result import StepResult
 from paceline.strategies.sharded import deal
@@ -71,9 +73,17 @@ class DealtPlacement(Placement):
             parameter for parameter, owner in zip(dealt, owners, strict=True) if owner != self._world.rank
         ]
         others = {id(parameter) for parameter in self._others}
+        self._absent = {id(one): name for name, one in self.model.named_parameters() if id(one) in others}
         self._strange = {name for name, parameter in self.model.named_parameters() if id(parameter) in others}
         self._rounds = _rounds(dealt, owners, self._world.size)
         self._release()
+        self.refresh()
+
+    def refresh(self) -> None:
+        """Have the optimizer say whose state is not here, in what loading replaces."""
+        guard_entries(
+            each_of(self.optimizer), self._absent, "under --shard-optimizer another worker updates it"
+        )
 
     def _release(self) -> None:
         """Drop state that others keep: of a group before, or made by the optimizer before its first step."""

@@ -21,11 +21,12 @@ from paceline.state.chunks import MODEL, OPTIMIZER, Catalogue, ChunkBounds, Loca
 from paceline.state.optimizer_state import load_optimizer_state, options_to_tell
 from paceline.strategies import gradients
 from paceline.strategies.base import StepWork, StrategyInputs
+from paceline.strategies.guards.absent_entries import guard_entries
 from paceline.strategies.guards.partial_update import Scope
 from paceline.strategies.guards.schedules import step_schedule
 from paceline.strategies.guards.trained import check_equal
 from paceline.strategies.guards.writes import Writes
-from paceline.strategies.in_turns.optimizers import stepping
+from paceline.strategies.in_turns.optimizers import each_of, stepping
 from paceline.strategies.parameter_server import push_queue
 from paceline.strategies.parameter_server.dealing import Dealing, named_tensors
 from paceline.strategies.parameter_server.members import ToldMembers
@@ -66,6 +67,7 @@ class ServedPlacement(Placement):
         if not self._in_sync:
             spread_weights(self.model, self.world)
         parameters = self.parameters()
+        self._names = {id(one): name for name, one in self.model.named_parameters()}
         self.dealing = Dealing(parameters, self.world.mesh.servers)
         self.wired: ToldMembers = ToldMembers(self.model)
         self.parts = [[parameters[place] for place in places] for places in self.dealing.places]
@@ -77,6 +79,7 @@ class ServedPlacement(Placement):
 
     def refresh(self) -> None:
         """Begin a step in a new group, or after loading, with the weights that the servers have."""
+        guard_entries(each_of(self.optimizer), self._names, "under ps a server updates it")
         if self._stale:
             self._fetch()
 

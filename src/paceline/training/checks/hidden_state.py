@@ -24,6 +24,7 @@ from paceline.task import Loss, Task
 from paceline.training.checks.carried import Flow, can_follow, holder_of
 from paceline.training.checks.counters import Numbers, changing
 from paceline.training.checks.findings import others_too, writes_to
+from paceline.training.checks.iterator_places import iterators_among
 
 _LARGE = 1 << 22
 """Bytes of arrays that are compared by their values."""
@@ -42,7 +43,7 @@ class HiddenState:
         self._loop: FrameType | None = None
         self._thread = threading.get_ident()
         self._steps = 0
-        self._looks = self.watches = False
+        self.looks = self.watches = False
         """Whether they are looked for in this step; whether there is anything to watch in it."""
         self._open = False
         self._generators: dict[str, Generator] = {}
@@ -58,8 +59,13 @@ class HiddenState:
         self._flow: Flow | None = None
         self._written: list[str] = []
         self._carried: list[tuple[str, bool]] = []
-        self._numbers, self._sharded = Numbers(), True
+        self._numbers, self.sharded = Numbers(), True
+        """What knows their plain numbers; whether a step has several shards."""
+        self.iterators: list[Named] = []
+        """Those that are reached while the passes of this step last, where they are looked for."""
         self._changed: dict[str, tuple[object, object]] = {}
+        self.remarks: list[str] = []
+        """What else there is to tell of the passes of this step, once."""
         self.told: set[str] = set()
         """What a note has named."""
 
@@ -67,11 +73,12 @@ class HiddenState:
         """Note that a step is about to begin; where it is not `sharded` a pass is a step, and numbers may count it."""
         if model is not self._model:
             self._model, self._steps, self._left, self._generators, self._tensors = model, 0, {}, {}, []
-        self._task, self._sharded = task, sharded
+        self._task, self.sharded = task, sharded
         self._steps += 1
-        self._looks = self._steps.bit_count() == 1
-        self.watches = bool(self._looks or self._generators or self._tensors or self._left)
+        self.looks = self._steps.bit_count() == 1
+        self.watches = bool(self.looks or self._generators or self._tensors or self._left)
         self._drawn, self._written, self._carried, self._changed = [], [], [], {}
+        self.remarks = []
 
     @contextmanager
     def passes(self, loop: FrameType | None = None) -> Iterator[None]:
@@ -88,11 +95,11 @@ class HiddenState:
             self._end()
         finally:
             hook.remove()
-            self._open, self._flow, self._loop = False, None, None
+            self._open, self._flow, self._loop, self.iterators = False, None, None, []
 
     def around(self, loss: LossFunction) -> LossFunction:
         """Return a loss function that shows what it is given and what it returns."""
-        if self._flow is None and not self._looks:
+        if self._flow is None and not self.looks:
             return loss
 
         def shown(model: nn.Module, batch: Any) -> Loss:
@@ -107,7 +114,7 @@ class HiddenState:
     def show_batch(self, batch: Any) -> None:
         """Note that a pass over a batch begins."""
         # What other threads change cannot be gone through.
-        if self._looks and threading.get_ident() == self._thread:
+        if self.looks and threading.get_ident() == self._thread:
             self._numbers.begin_pass(batch, self._find)
         if self._flow is not None:
             self._flow.mark_batch(batch)
@@ -131,7 +138,8 @@ class HiddenState:
             self._written,
             [*self._changed],
         )
-        notes = []
+        notes = [f"step {number}: {text}" for text in self.remarks if text not in self.told]
+        self.told.update(self.remarks)
         for found, says in zip(names, (self._drawing, _carrying, _writing, self._changing), strict=True):
             new = [name for name in found if self.told.isdisjoint((name, holder_of(name)))]
             self.told.update((*new, *filter(None, map(holder_of, new))))
@@ -144,8 +152,10 @@ class HiddenState:
     def _begin(self) -> None:
         self._open = True
         followed: dict[str, Tensor] = {}
-        if self._looks or self._left:
-            found = self._find()
+        if self.looks or self._left:
+            found = self._find(keeps=self.looks and self._loop is not None)
+            self.iterators = iterators_among(found.visited)
+            found.visited.clear()
             followed = {
                 name: one
                 for name, one in found.tensors.items()
@@ -154,7 +164,7 @@ class HiddenState:
             self._generators = found.generators
         if followed and can_follow():
             self._flow = Flow(followed, inside=filter(_is_models, followed), known=found.tensors)
-        if self._looks:
+        if self.looks:
             self._numbers.begin(found)
             self._held = {name: (weakref.ref(one), writes_to(one)) for name, one in found.tensors.items()}
             self._tensors, self._arrays = [], {}
@@ -184,19 +194,19 @@ class HiddenState:
         flow = self._flow
         if flow is not None:
             flow.active = False
-        if not (self._looks or flow is not None):
+        if not (self.looks or flow is not None):
             return
         found = self._find()
         if flow is not None:
             self._carried = list(flow.carried(found.tensors))
         self._left = {}
-        if self._looks:
+        if self.looks:
             self._left = {
                 name: weakref.ref(one)
                 for name, one in found.tensors.items()
                 if name not in self._held or not _same(one, *self._held[name])
             }
-            if self._sharded:
+            if self.sharded:
                 self._changed = self._numbers.changed(found, first=self._steps == 1)
             now = _values(found)
             self._written += [name for name, value in self._arrays.items() if now.get(name, value) != value]
@@ -210,10 +220,10 @@ class HiddenState:
                     self._draws[name] = drew_on(before, now)
                 yield name, self._draws[name]
 
-    def _find(self) -> Reached:
+    def _find(self, *, keeps: bool = False) -> Reached:
         if self._model is None:
             raise RuntimeError("the passes belong to a step")
-        return reached_from(self._model, self._others())
+        return reached_from(self._model, self._others(), keeps=keeps)
 
     def _others(self) -> Sequence[Named]:
         task = [] if self._task is None else [("task", self._task)]

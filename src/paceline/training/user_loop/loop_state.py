@@ -149,6 +149,10 @@ class LoopState:
         """Return marks of each of the others, which tell later whether it was written to."""
         return {name: self.marks_of(name) for name in self._objects if self._is_large(name)}
 
+    def marks(self) -> dict[str, Any]:
+        """Return marks of all of them."""
+        return {name: self.marks_of(name) for name in self._objects}
+
     def marks_of(self, name: str) -> Any:
         """Return marks of one state."""
         value = self._objects[name]
