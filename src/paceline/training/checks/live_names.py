@@ -38,7 +38,7 @@ def _is_read(name: str, steps: list[dis.Instruction], places: dict[int, int], fi
             return True
         if access is not None:
             continue
-        if step.opcode in _JUMPS:
+        if step.opcode in _JUMPS and step.argval in places:
             waiting.append(places[step.argval])
         if not step.opname.startswith(_ENDS) and not _ALWAYS.fullmatch(step.opname):
             waiting.append(place + 1)
