@@ -30,7 +30,7 @@ from torch.distributed import PrefixStore, rpc
 import paceline
 from paceline import remote
 from paceline.remote.names import Roles
-from paceline.remote.session import Session
+from paceline.remote.opening import open_session
 from paceline.strategies.tuning import Tuning
 from paceline.training.run import engine_of
 from paceline.transport.sealing import BOOT_BYTES, PIECE, TAG_BYTES, Seal, header
@@ -76,7 +76,7 @@ def time_calls(run: paceline.Run, way: str) -> dict[str, float]:
         return found
     machine = f"of {world.rank}" if way == "sealed tcp" else None  # of two machines, as far as they know
     roles = Roles.of({"callers": 1, "servers": 1})
-    with Session.open(
+    with open_session(
         PrefixStore("calls", world.store), world.rank, roles, b"benchmark", machine=machine
     ) as session:
         if session.role == "servers":

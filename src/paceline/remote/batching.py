@@ -11,8 +11,8 @@ from typing import Any
 import torch
 
 from paceline.errors import InputError, RemoteError
-from paceline.remote.exchange import IncomingCall
 from paceline.remote.failures import CallFailure
+from paceline.remote.incoming import IncomingCall
 from paceline.remote.registry import BATCHED
 from paceline.remote.session import current
 

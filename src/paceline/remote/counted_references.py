@@ -7,9 +7,10 @@ import weakref
 from typing import Any, Generic, TypeVar, cast
 
 from paceline.errors import CallTimeoutError, InputError
-from paceline.remote.exchange import FETCH, HOLD, RELEASE, SPOIL, IncomingCall, handles
+from paceline.remote.exchange import FETCH, HOLD, RELEASE, SPOIL
 from paceline.remote.failures import CallFailure, checked_timeout
 from paceline.remote.gradients import active
+from paceline.remote.incoming import IncomingCall, handles
 from paceline.remote.object_store import Number, Token
 from paceline.remote.session import Session, current
 from paceline.transport.values import Writer

@@ -9,9 +9,10 @@ from typing import Any
 from paceline.errors import CallRefusedError, RemoteError
 from paceline.remote import registry
 from paceline.remote.batching import Batcher
-from paceline.remote.exchange import BATCHED, CREATE, FUNCTION, METHOD, IncomingCall, handles
+from paceline.remote.exchange import BACKWARD, BATCHED, CREATE, END_PASS, FUNCTION, METHOD
 from paceline.remote.failures import CallFailure
 from paceline.remote.gradients import inside
+from paceline.remote.incoming import IncomingCall, handles
 from paceline.remote.object_store import Number
 from paceline.remote.session import Session
 
@@ -110,3 +111,20 @@ def _batched(request: IncomingCall) -> None:
         request.refuse(error, read=True)
     except BaseException as error:  # noqa: BLE001  (the caller gets it)
         request.answer(CallFailure.of(error, request.session.name))
+
+
+@handles(BACKWARD)
+def _backward(request: IncomingCall) -> None:
+    """Go back from tensors of an earlier call."""
+    identity, side, rank, count, gradients = request.read()
+    try:
+        answer: Any = request.session.passes.go_back(identity, side, (rank, count), gradients)
+    except BaseException as error:  # noqa: BLE001  (the caller gets it)
+        answer = CallFailure.of(error, request.session.name)
+    request.answer(answer)
+
+
+@handles(END_PASS, in_order=True)
+def _end_pass(request: IncomingCall) -> None:
+    """Forget a pass."""
+    request.session.passes.end(request.read())

@@ -1,8 +1,9 @@
-"""Requests to other workers, the answers to them, and the requests of others: what one worker sends and gets in one session."""
+"""Requests to other workers and the answers to them: what one worker sends and gets in one session."""
 
 from __future__ import annotations
 
 import functools
+import itertools
 import math
 import struct
 import sys
@@ -12,22 +13,20 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from queue import Empty, SimpleQueue
 from threading import Thread
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
 
 from paceline.errors import CallRefusedError, RemoteError
-from paceline.remote.failures import CallFailure, gone, late, unsendable
-from paceline.remote.pending import GRANTS, UNREAD, UNSENDABLE, PendingCall
+from paceline.remote.failures import gone, late, unsendable
+from paceline.remote.names import Roles
+from paceline.remote.object_store import Hold, Number, ObjectStore
+from paceline.remote.pending import GRANTS, Lift, PendingCall
 from paceline.remote.thread_pool import ThreadPool
 from paceline.transport.incoming import Received, memory_of
-from paceline.transport.mailbox import Mailbox
+from paceline.transport.mailbox import Mailbox, PeerAddress
 from paceline.transport.values import Buffer, Reader, UnsendableError, Vocabulary, Writer
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from paceline.remote.gradients import Context
-    from paceline.remote.object_store import Hold, Number
-    from paceline.remote.session import Session
 
 ANSWER, FAILURE, METHOD, FUNCTION, BATCHED, CREATE, FETCH, HOLD, RELEASE, SPOIL, BACKWARD, END_PASS = range(
     12
@@ -39,89 +38,52 @@ _ROUTE = struct.Struct("<BBQQ")
 """Kind, flags, the number of the call among its caller's, and the pass that it belongs to: 0 for none."""
 _GATHER_S = 0.002
 """How long a release waits for others, so that an owner hears of many at once."""
-Lift = Callable[[list["Tensor"], list[str | None]], list["Tensor"]]
-Handler = Callable[["IncomingCall"], None]
-_handlers: dict[int, Handler] = {}
-_in_order: set[int] = set()
+Serve = Callable[[str, tuple[int, ...], memoryview, Sequence[Buffer]], Callable[[], None] | None]
+"""Takes a request of a worker with its route, and returns what carries it out, unless that is done."""
 
 
-def handles(kind: int, *, in_order: bool = False) -> Callable[[Handler], Handler]:
-    """Mark what answers a kind of request: on a thread of its own or, if `in_order`, before the sender's next one is read."""
+class Pass(Protocol):
+    """What notes the tensors of messages for the backward of the pass that these belong to."""
 
-    def mark(handler: Handler) -> Handler:
-        _handlers[kind] = handler
-        if in_order:
-            _in_order.add(kind)
-        return handler
+    identity: int
 
-    return mark
+    def departure(self, worker: str, count: int, leaves: list[Tensor]) -> Lift:
+        """Note which tensors go to a worker in a call; returns what takes those of its answer."""
 
-
-class IncomingCall:
-    """What another worker asks for."""
-
-    __slots__ = ("_content", "_frames", "_pass", "caller", "exchange", "keeps", "number", "session")
-
-    def __init__(
-        self, exchange: MessageExchange, caller: str, route: tuple[int, ...], content: memoryview, frames: Any
-    ) -> None:
-        flags, count, self._pass = route
-        self.exchange, self.session, self.caller = exchange, exchange.session, caller
-        self.number: Number = (exchange.ranks[caller], count)
-        self.keeps = bool(flags & KEEPS)
-        self._content, self._frames = content, frames
-
-    def context(self) -> Context | None:
-        """Return the pass that the caller is in."""
-        return self.session.passes.find(self._pass) if self._pass else None
-
-    def read(self, context: Context | None = None) -> Any:
-        """Return what the message says; tensors in it that require gradients are noted in the pass."""
-        content, frames, self._frames = self._content, self._frames, ()
-        lift = None if context is None else functools.partial(context.arrival, self)
-        return self.exchange.reader(content, frames, lift).value()
-
-    def answer(self, value: Any, context: Context | None = None) -> None:
-        """Answer with a value or a `CallFailure`; one that is to stay here is kept, and the caller hears that it is there."""
-        if self.keeps:
-            self.session.objects.put(self.number, value)
-            value = value if type(value) is CallFailure else None
-        self.send(value, context)
-
-    def send(self, value: Any, context: Context | None = None) -> None:
-        """Send an answer."""
-        if type(value) is CallFailure:
-            self.exchange.post(self.caller, FAILURE, value.state(), number=self.number[1])
-            return
-        try:
-            self.exchange.post(self.caller, ANSWER, value, number=self.number[1], context=context)
-        except UnsendableError as error:
-            self.exchange.post(self.caller, FAILURE, str(error), number=self.number[1], flags=UNSENDABLE)
-        except CallRefusedError as error:
-            self.refuse(error, read=True)
-
-    def refuse(self, error: CallRefusedError, *, read: bool = False) -> None:
-        """Report that something may not be, here in the log and to the caller."""
-        print(f"paceline: refused: {error}", file=sys.stderr)  # noqa: T201  (the worker's log)
-        failure = CallFailure.of(error, self.session.name)
-        if self.keeps:
-            self.session.objects.put(self.number, failure)
-        flags = 0 if read else UNREAD
-        self.exchange.post(self.caller, FAILURE, failure.state(), number=self.number[1], flags=flags)
+    def made(self, number: Number, leaves: list[Tensor]) -> None:
+        """Note the tensors of an answer."""
 
 
 class MessageExchange:
     """The messages of one worker."""
 
-    def __init__(self, session: Session, mailbox: Mailbox, vocabulary: Vocabulary) -> None:
-        self.session, self._mailbox, self._vocabulary = session, mailbox, vocabulary
-        self.ranks = {name: rank for rank, name in enumerate(session.roles.names)}
+    _serve: Serve
+
+    def __init__(self, rank: int, roles: Roles, mailbox: Mailbox, vocabulary: Vocabulary) -> None:
+        self._mailbox, self._vocabulary = mailbox, vocabulary
+        self.rank, self.name = rank, roles.names[rank]
+        self.ranks = {name: rank for rank, name in enumerate(roles.names)}
+        self.numbers = itertools.count(1 + (int.from_bytes(mailbox.boot[:3]) << 28))
+        """Distinguishes what this worker creates elsewhere, in this session and all others."""
+        self.objects = ObjectStore()
+        """What this worker keeps for others."""
         self.pool = ThreadPool()
         self._calls: dict[int, PendingCall] = {}
         self._due = math.inf
         self._errands: SimpleQueue[tuple[str, Hold] | bool] = SimpleQueue()
         """What is released, with its owner; True to look at the time again, False to end. Safe in a finalizer."""
         Thread(target=self._run_errands, daemon=True, name="paceline-errands").start()
+
+    def start(self, peers: dict[str, PeerAddress], serve: Serve, lose: Callable[[str], None]) -> None:
+        """Take messages from now on; `serve` takes the requests among them, and `lose` hears who is gone."""
+        self._serve = serve
+        self._mailbox.start(
+            peers,
+            self.receive,
+            lose,
+            submit=self.pool.submit,
+            prepare=torch.get_num_threads,  # a thread that never asked computes on all cores
+        )
 
     def reader(self, content: memoryview, frames: Sequence[Buffer], lift: Lift | None = None) -> Reader:
         """Return what reads a message."""
@@ -137,14 +99,14 @@ class MessageExchange:
         timeout_s: float,
         keeps: bool = False,
         holds: object = None,
-        context: Context | None = None,
+        context: Pass | None = None,
         waits: bool = False,
     ) -> PendingCall:
         """Ask a worker for something; the answer comes to the call that is returned, and is there already if that `waits`.
 
         What is sent may be written to as soon as this returns. Where the worker takes nothing, it waits as long as the call may.
         """
-        call = PendingCall(self, next(self.session.numbers), worker, what, timeout_s)
+        call = PendingCall(self._mailbox, self._vocabulary, next(self.numbers), worker, what, timeout_s)
         call.holds = holds
         try:
             head, writer = self._written(worker, value, context is not None)
@@ -153,8 +115,8 @@ class MessageExchange:
         except CallRefusedError as error:
             raise CallRefusedError(f"{what} on {worker} was refused: {error}") from None
         if context is not None:
-            call.crossing = context.departure(worker, call.number, writer.leaves)
-        call.granted = writer.notes
+            call.lift = context.departure(worker, call.number, writer.leaves)
+        call.take_back = functools.partial(self._take_back, writer.notes)
         self._calls[call.number] = call
         if call.deadline < self._due:
             self._due = call.deadline
@@ -180,7 +142,7 @@ class MessageExchange:
         *,
         number: int = 0,
         flags: int = 0,
-        context: Context | None = None,
+        context: Pass | None = None,
     ) -> None:
         """Send something that is not answered; a worker that is gone does not get it."""
         head, writer = self._written(worker, value, context is not None)
@@ -193,17 +155,11 @@ class MessageExchange:
         answers = kind <= FAILURE
         self._send(worker, route + head, writer.frames, waits=answers, copies=answers)
 
-    def read_for(self, call: PendingCall) -> None:
-        """Take the messages of a call's worker in this thread until the call has ended, unless another thread takes them."""
-        self._mailbox.step_aside()
-        with self._mailbox.reading(call.worker) as reading:
-            reading.until(call.done)
-
     def release(self, owner: str, hold: Hold) -> None:
         """Release a hold, soon, and from any place in a program: a finalizer must not wait for anybody."""
         self._errands.put((owner, hold))
 
-    def take_back(self, granted: Iterable[tuple[str, Hold]]) -> None:
+    def _take_back(self, granted: Iterable[tuple[str, Hold]]) -> None:
         """Release holds that were handed over to somebody who never heard of them."""
         for owner, hold in granted:
             self.release(owner, hold)
@@ -232,7 +188,7 @@ class MessageExchange:
         self, sender: str, content: memoryview, frames: Sequence[Buffer]
     ) -> Callable[[], None] | None:
         """Take a message: complete the call that it answers, or return what carries the request out."""
-        kind, flags, number, identity = _ROUTE.unpack_from(content)
+        kind, flags, number, _ = route = _ROUTE.unpack_from(content)
         content = content[_ROUTE.size :]
         if kind <= FAILURE:
             call = self._calls.get(number)
@@ -241,17 +197,7 @@ class MessageExchange:
             elif flags & GRANTS and kind == ANSWER:
                 self.reader(content, frames).value()  # too late: what it hands over is released again
             return None
-        handler = _handlers.get(kind)
-        request = IncomingCall(self, sender, (flags, number, identity), content, frames)
-        if handler is None:
-            request.refuse(CallRefusedError(f"there is no request of kind {kind}"))
-            return None
-        if request.keeps:  # before the next message: that may pass the value on, or release it
-            self.session.objects.hold(request.number, request.number, sender)
-        if kind in _in_order:
-            _guarded(handler, request)
-            return None
-        return functools.partial(_guarded, handler, request)
+        return self._serve(sender, route, content, frames)
 
     def _written(self, worker: str, value: Any, lifts: bool) -> tuple[bytes, Writer]:
         writer = Writer(self._vocabulary, worker, lifts=lifts)
@@ -260,8 +206,8 @@ class MessageExchange:
     def _grant(self, worker: str, writer: Writer) -> None:
         """Have the owners of the references in a message count the worker that gets it, before this one lets go of its own."""
         for owner, (number, token) in writer.notes:
-            if owner == self.session.name:
-                self.session.objects.hold(number, token, worker)
+            if owner == self.name:
+                self.objects.hold(number, token, worker)
             else:
                 self.post(owner, HOLD, [*number, *token, worker])
 
@@ -275,7 +221,7 @@ class MessageExchange:
         waits: bool = True,
         copies: bool = False,
     ) -> bool:
-        if worker != self.session.name:
+        if worker != self.name:
             return self._mailbox.send(worker, content, frames, deadline=deadline, waits=waits, copies=copies)
         job = self.receive(worker, memoryview(content), [Received(_copied(one)) for one in frames])
         if job is not None:
@@ -323,8 +269,8 @@ class MessageExchange:
             else:
                 owned[one[0]].append(one[1])
         for owner, holds in owned.items():
-            if owner == self.session.name:
-                self.session.objects.release(holds).clear()
+            if owner == self.name:
+                self.objects.release(holds).clear()
             else:
                 self.post(owner, RELEASE, [part for hold in holds for pair in hold for part in pair])
 
@@ -348,11 +294,3 @@ def _copied(content: memoryview) -> Any:
     found = memory_of(len(content))
     memoryview(found)[:] = content  # type: ignore[arg-type]
     return found
-
-
-def _guarded(handler: Handler, request: IncomingCall) -> None:
-    """Carry a request out; one that cannot be read is refused."""
-    try:
-        handler(request)
-    except CallRefusedError as error:
-        request.refuse(error)

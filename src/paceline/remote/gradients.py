@@ -12,18 +12,16 @@ import threading
 from collections import OrderedDict, defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from paceline.errors import RemoteError
-from paceline.remote.exchange import BACKWARD, END_PASS, IncomingCall, handles
+from paceline.remote.exchange import BACKWARD, END_PASS, MessageExchange
+from paceline.remote.object_store import Number
+from paceline.remote.pending import Lift
 from paceline.transport.values import moved
-
-if TYPE_CHECKING:
-    from paceline.remote.object_store import Number
-    from paceline.remote.session import Session
 
 _RANK_BITS = 40
 """The number of a pass holds the rank of the worker that opened it, and that worker's count."""
@@ -39,30 +37,29 @@ _active = threading.local()
 class Context:
     """One pass on one worker."""
 
-    def __init__(self, identity: int, session: Session) -> None:
-        self.identity = identity
+    def __init__(self, identity: int, exchange: MessageExchange) -> None:
+        self.identity, self.exchange = identity, exchange
         self.gradients: dict[Tensor, Tensor] = {}
         """Of this worker's own parameters."""
         self.called: set[str] = set()
-        self.session = session
         self._tensors: dict[tuple[int, Number], list[Tensor]] = {}
         self._arrived: dict[int, tuple[Tensor, str, Number, int]] = {}
         self._lock = threading.Lock()
 
-    def departure(self, worker: str, count: int, leaves: list[Tensor]) -> Crossing:
-        """Note which tensors go to a worker in a call; returns what takes its answer."""
+    def departure(self, worker: str, count: int, leaves: list[Tensor]) -> Lift:
+        """Note which tensors go to a worker in a call; returns what takes those of its answer."""
         self.called.add(worker)
         if leaves:
-            self._tensors[_SENT, (self.session.rank, count)] = leaves
-        return Crossing(self, worker, count, leaves)
+            self._tensors[_SENT, (self.exchange.rank, count)] = leaves
+        return Crossing(self, worker, count, leaves).lift
 
     def arrival(
-        self, request: IncomingCall, received: list[Tensor], devices: list[str | None]
+        self, caller: str, number: Number, received: list[Tensor], devices: list[str | None]
     ) -> list[Tensor]:
         """Make leaves of the tensors that came with a call."""
         found = [moved(one, device).requires_grad_() for one, device in zip(received, devices, strict=True)]
         for place, one in enumerate(found):
-            self._arrived[id(one)] = one, request.caller, request.number, place
+            self._arrived[id(one)] = one, caller, number, place
         return found
 
     def made(self, number: Number, leaves: list[Tensor]) -> None:
@@ -116,7 +113,7 @@ class Context:
     ) -> list[Tensor | None]:
         """Have a worker go back from tensors of a call; returns the gradients of its arguments."""
         value = [self.identity, side, *number, gradients]
-        asked = self.session.exchange.request(worker, BACKWARD, value, what="backward", timeout_s=_PATIENCE_S)
+        asked = self.exchange.request(worker, BACKWARD, value, what="backward", timeout_s=_PATIENCE_S)
         found: list[Tensor | None] = asked.wait()
         return found
 
@@ -125,7 +122,7 @@ class Context:
         found = self._tensors.get((side, number))
         if found is None:
             raise RemoteError(
-                f"{self.session.name} knows nothing of what gradients came for: the pass has ended there."
+                f"{self.exchange.name} knows nothing of what gradients came for: the pass has ended there."
             )
         return found
 
@@ -156,7 +153,7 @@ class Crossing:
 
     def back(self, gradients: Sequence[Tensor | None]) -> list[Tensor | None]:
         """Return the gradients of the arguments."""
-        number = (self._context.session.rank, self._count)
+        number = (self._context.exchange.rank, self._count)
         found = self._context.send_back(self._worker, _ANSWERED, number, list(gradients))
         found += [None] * (len(self._inputs) - len(found))
         return [
@@ -182,8 +179,8 @@ class _Function(torch.autograd.Function):
 class Passes:
     """The passes that this worker takes part in."""
 
-    def __init__(self, session: Session) -> None:
-        self.session = session
+    def __init__(self, exchange: MessageExchange) -> None:
+        self._exchange = exchange
         self._open: dict[int, Context] = {}
         self._ended: OrderedDict[int, None] = OrderedDict()
         self._counts = itertools.count(1)
@@ -191,7 +188,7 @@ class Passes:
 
     def begin(self) -> Context:
         """Open a pass."""
-        found = self.find((self.session.rank << _RANK_BITS) + next(self._counts))
+        found = self.find((self._exchange.rank << _RANK_BITS) + next(self._counts))
         assert found is not None  # noqa: S101  (nobody has ended it yet)
         return found
 
@@ -202,7 +199,17 @@ class Passes:
         with self._lock:
             if identity in self._ended:
                 return None
-            return self._open.setdefault(identity, Context(identity, self.session))
+            return self._open.setdefault(identity, Context(identity, self._exchange))
+
+    def go_back(
+        self, identity: int, side: int, number: Number, gradients: Sequence[Tensor | None]
+    ) -> list[Tensor | None]:
+        """Go back from tensors of a call for the worker that has their gradients; returns those of its arguments."""
+        context = self.find(identity)
+        if context is None:
+            raise RemoteError("gradients came for a pass that has ended.")
+        call = number if side == _ANSWERED else None
+        return context.back(context.tensors(side, number), gradients, call=call)
 
     def end(self, identity: int) -> None:
         """Forget a pass, here and on every worker that was called in it."""
@@ -212,15 +219,14 @@ class Passes:
             if len(self._ended) > _REMEMBERED:
                 self._ended.popitem(last=False)
         for worker in sorted(context.called) if context is not None else ():
-            self.session.exchange.post(worker, END_PASS, identity)
+            self._exchange.post(worker, END_PASS, identity)
         if context is not None:
-            self.session.exchange.pool.submit(
-                context.clear
-            )  # with its graphs goes much, which others need not wait for
+            # With its graphs goes much, which others need not wait for.
+            self._exchange.pool.submit(context.clear)
 
     def end_of(self, worker: str) -> None:
         """Forget the passes of a worker that is lost."""
-        rank = self.session.roles.names.index(worker)
+        rank = self._exchange.ranks[worker]
         for identity in [one for one in list(self._open) if one >> _RANK_BITS == rank]:
             self.end(identity)
 
@@ -240,29 +246,6 @@ def active() -> Context | None:
     """Return the pass that calls of this thread belong to; none where nothing is remembered for a backward."""
     context: Context | None = getattr(_active, "context", None)
     return context if context is not None and torch.is_grad_enabled() else None
-
-
-@handles(BACKWARD)
-def _go_back(request: IncomingCall) -> None:
-    from paceline.remote.failures import CallFailure
-
-    identity, side, *number, gradients = request.read()
-    try:
-        context = request.session.passes.find(identity)
-        if context is None:
-            raise RemoteError("gradients came for a pass that has ended.")
-        call = (number[0], number[1])
-        answer: Any = context.back(
-            context.tensors(side, call), gradients, call=call if side == _ANSWERED else None
-        )
-    except BaseException as error:  # noqa: BLE001  (the caller gets it)
-        answer = CallFailure.of(error, request.session.name)
-    request.answer(answer)
-
-
-@handles(END_PASS, in_order=True)
-def _end(request: IncomingCall) -> None:
-    request.session.passes.end(request.read())
 
 
 def _leaves(tensors: Sequence[Tensor]) -> list[Tensor]:

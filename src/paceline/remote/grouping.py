@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 import torch
 
 from paceline.errors import InputError
-from paceline.remote import served  # noqa: F401  (what a message may ask for is here before the first comes)
 from paceline.remote.names import Roles
+from paceline.remote.opening import open_session
 from paceline.remote.reach import of_group
 from paceline.remote.session import Session
 from paceline.world.run_secret import run_secret
@@ -41,7 +41,7 @@ def open_group(world: World) -> Session:
         return _open[1]
     mesh = world.mesh
     secret = _group_secret(world)
-    session = Session.open(
+    session = open_session(
         world.store,
         world.rank,
         Roles((("trainers", mesh.trainers), ("servers", mesh.servers))),

@@ -15,10 +15,11 @@ from datetime import timedelta
 from torch.distributed.distributed_c10d import PrefixStore, Store
 
 from paceline.errors import InputError
-from paceline.remote import reach, served  # noqa: F401  (what a message may name is here before the first comes)
+from paceline.remote import reach
 from paceline.remote.names import INTERFACE, ROLES, Roles
+from paceline.remote.opening import JOIN_S, TIMEOUT_S, open_session
 from paceline.remote.reach import LOOPBACK
-from paceline.remote.session import JOIN_S, TIMEOUT_S, Session
+from paceline.remote.session import Session
 from paceline.world import env
 from paceline.world.env import Identity
 from paceline.world.join import meet, of_launch
@@ -82,7 +83,7 @@ def enter(
     met = meet(identity, timedelta(seconds=JOIN_S))
     store: Store = PrefixStore(f"{of_launch(identity)}/roles-{next(_meetings)}", met)
     given = secret.encode() if isinstance(secret, str) else secret
-    session = Session.open(
+    session = open_session(
         store, identity.rank, roles, given or _told(told or ""), interface=interface, timeout_s=timeout_s
     )
     session.keeps.append(met)  # torch's half of a store does not keep Python's

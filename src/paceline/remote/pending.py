@@ -7,16 +7,17 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from torch import Tensor
 
 from paceline.errors import CallRefusedError
 from paceline.remote.failures import CallFailure, unsendable
+from paceline.transport.mailbox import Mailbox
+from paceline.transport.values import Buffer, Reader, Vocabulary
 
-if TYPE_CHECKING:
-    from paceline.remote.exchange import MessageExchange
-    from paceline.remote.gradients import Crossing
-    from paceline.transport.values import Buffer
-
+Lift = Callable[[list[Tensor], list[str | None]], list[Tensor]]
+"""Makes of tensors that were noted in a message, and their devices, those that stand in its values."""
 UNSENDABLE, UNREAD, GRANTS = 1, 2, 4
 """Of a failure: the value had no form on the wire; the request could not be read. Of an answer: references are in it."""
 
@@ -26,10 +27,10 @@ class PendingCall:
 
     holds: object = None
     """What must live until the answer is there."""
-    granted: Sequence[Any] = ()
-    """Holds that the request hands over, taken back where it cannot be read."""
-    crossing: Crossing | None = None
-    """Where gradients go back."""
+    take_back: Callable[[], None] | None = None
+    """Releases what the request hands over, where it cannot be read."""
+    lift: Lift | None = None
+    """Takes the answer's tensors, where gradients go back."""
     _content: memoryview | None = None
     _frames: Sequence[Buffer] = ()
     _error: Callable[[], BaseException] | None = None
@@ -37,11 +38,17 @@ class PendingCall:
     _ended = False
 
     def __init__(
-        self, exchange: MessageExchange, number: int, worker: str, what: str, timeout_s: float
+        self,
+        mailbox: Mailbox,
+        vocabulary: Vocabulary,
+        number: int,
+        worker: str,
+        what: str,
+        timeout_s: float,
     ) -> None:
         self.number, self.worker, self.what, self.timeout_s = number, worker, what, timeout_s
         self.deadline = time.monotonic() + timeout_s
-        self._exchange = exchange
+        self._mailbox, self._vocabulary = mailbox, vocabulary
         self._done = threading.Lock()
         self._done.acquire()
         self._callbacks: list[Callable[[], None]] = []
@@ -57,9 +64,14 @@ class PendingCall:
             self._run_callbacks()
 
     def wait(self) -> Any:
-        """Return the answer when it is there, or raise what the call came to; its time is kept by the exchange."""
+        """Return the answer when it is there, or raise what the call came to; its time is kept by the exchange.
+
+        Until then this thread takes the messages of the worker, unless another one does.
+        """
         if not self._ended:
-            self._exchange.read_for(self)
+            self._mailbox.step_aside()
+            with self._mailbox.reading(self.worker) as reading:
+                reading.until(self.done)
         with self._done:
             self._read()
         if self._error is not None:
@@ -76,7 +88,7 @@ class PendingCall:
     def fail(self, flags: int, content: memoryview, frames: Sequence[Buffer]) -> None:
         """Take a failure of the worker's."""
         try:
-            told = self._exchange.reader(content, frames).value()
+            told = Reader(self._vocabulary, content, frames).value()
         except CallRefusedError as error:
             text = str(error)
             self.give_up(lambda: CallRefusedError(text))
@@ -84,8 +96,8 @@ class PendingCall:
         if flags & UNSENDABLE:
             self.give_up(lambda: unsendable(self.worker, self.what, told))
             return
-        if flags & UNREAD and self.granted:
-            self._exchange.take_back(self.granted)
+        if flags & UNREAD and self.take_back is not None:
+            self.take_back()
         self._error = CallFailure(*told).exception
         self._end()
 
@@ -101,7 +113,7 @@ class PendingCall:
 
     def _end(self) -> None:
         self._ended = True
-        self.holds, self.granted = None, ()
+        self.holds = self.take_back = None
         self._done.release()
         self._run_callbacks()
 
@@ -120,9 +132,8 @@ class PendingCall:
         content, self._content = self._content, None
         if content is None:
             return
-        lift = None if self.crossing is None else self.crossing.lift
         try:
-            self._value = self._exchange.reader(content, self._frames, lift).value()
+            self._value = Reader(self._vocabulary, content, self._frames, self.lift).value()
         except CallRefusedError as error:
             text = str(error)
             self._error = lambda: CallRefusedError(text)

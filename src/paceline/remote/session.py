@@ -2,53 +2,39 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 import os
 import threading
 import time
 from collections.abc import Callable
-from datetime import timedelta
 from typing import TYPE_CHECKING
 
-import torch
-
 from paceline.errors import InputError, PacelineError
-from paceline.remote.exchange import MessageExchange
+from paceline.remote.exchange import MessageExchange, Serve
 from paceline.remote.failures import gone
 from paceline.remote.gradients import Passes
-from paceline.remote.meeting import meet, this_machine
 from paceline.remote.names import Roles
-from paceline.remote.object_store import ObjectStore
-from paceline.remote.reach import LOOPBACK
-from paceline.transport.mailbox import FORKED, Mailbox
+from paceline.transport.mailbox import FORKED, PeerAddress
 
 if TYPE_CHECKING:
     from torch.distributed.distributed_c10d import Store
 
-TIMEOUT_S = 60.0
-JOIN_S = 120.0
-"""How long workers that start together wait for each other."""
 _PAUSE_S, _LONGEST_PAUSE_S = 0.02, 0.25
 _current: Session | None = None
 
 
 class Session:
-    """This worker among the others, from `open` to `close`."""
+    """This worker among the others, from `start` to `close`."""
 
-    exchange: MessageExchange
-    """What sends and gets this worker's messages."""
-
-    def __init__(self, store: Store, rank: int, roles: Roles, timeout_s: float, first_number: int) -> None:
-        self.rank, self.roles, self.timeout_s = rank, roles, timeout_s
-        self.name = roles.names[rank]
+    def __init__(self, store: Store, roles: Roles, exchange: MessageExchange, timeout_s: float) -> None:
+        self.exchange = exchange
+        """What sends and gets this worker's messages."""
+        self.rank, self.roles, self.timeout_s = exchange.rank, roles, timeout_s
+        self.name = exchange.name
         """This worker's own name: `server:0`."""
-        self.role = roles.role(rank)
-        self.numbers = itertools.count(first_number)
-        """Distinguishes what this worker creates elsewhere, in this session and all others."""
-        self.objects = ObjectStore()
-        """What this worker keeps for others."""
-        self.passes = Passes(self)
+        self.role = roles.role(self.rank)
+        self.numbers, self.objects = exchange.numbers, exchange.objects
+        self.passes = Passes(exchange)
         self.process = os.getpid()
         """The process that is in it; those that are forked from it are not."""
         self._store = store
@@ -60,50 +46,11 @@ class Session:
         self._on_close: list[Callable[[], None]] = []
         self._on_loss: list[Callable[[str], None]] = []
 
-    @classmethod
-    def open(
-        cls,
-        store: Store,
-        rank: int,
-        roles: Roles,
-        secret: bytes,
-        *,
-        interface: str = LOOPBACK,
-        timeout_s: float = TIMEOUT_S,
-        machine: str | None = None,
-    ) -> Session:
-        """Meet the others at `store`, which must be this session's own, prove the secret, and be ready for calls.
-
-        Workers that give another `machine` are reached over the network, as those of another machine are.
-        """
+    def start(self, peers: dict[str, PeerAddress], serve: Serve) -> None:
+        """Be the session of this worker's calls, and have those of the others taken."""
         global _current  # noqa: PLW0603  (a call names no session, so a worker is in one at a time)
-        from paceline.remote import served  # noqa: F401  (what a message may ask for is here before the first comes)
-        from paceline.remote.vocabulary import Registered
-
-        if _current is not None:
-            raise InputError("this worker is in a session already. Close it first.")
-        store.set_timeout(timedelta(seconds=JOIN_S))
-        mailbox = Mailbox(secret)
-        session = cls(
-            store, rank, roles, timeout_s, first_number=1 + (int.from_bytes(mailbox.boot[:3]) << 28)
-        )
-        session.exchange = MessageExchange(session, mailbox, Registered())
-        try:
-            peers = meet(
-                store, rank, roles, secret, mailbox, interface=interface, machine=machine or this_machine()
-            )
-        except BaseException:
-            session.exchange.close()
-            raise
-        _current = session  # calls may come in before the next line returns
-        mailbox.start(
-            peers,
-            session.exchange.receive,
-            session.note_lost,
-            submit=session.exchange.pool.submit,
-            prepare=torch.get_num_threads,  # a thread that never asked computes on all cores
-        )
-        return session
+        _current = self  # calls may come in before the next line returns
+        self.exchange.start(peers, serve, self.note_lost)
 
     def workers(self, role: str) -> tuple[str, ...]:
         """Name the workers of a role that are there: the lost ones are left out."""
@@ -188,6 +135,12 @@ class Session:
             self.close()
         else:
             self.abandon()
+
+
+def refuse_second() -> None:
+    """Refuse to open a session where this worker is in one."""
+    if _current is not None:
+        raise InputError("this worker is in a session already. Close it first.")
 
 
 def current() -> Session:

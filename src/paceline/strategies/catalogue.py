@@ -59,7 +59,7 @@ _SPLIT = (
 _COMPUTES = ("pp", "tp", "fsdp", "ddp")
 """Of several sides that are named, the strategy of the first computes."""
 SHARDED_OPTIMIZER = (*PARTS, "paceline.strategies.data_parallel.zero")
-_SERVED = (*PARTS, "paceline.remote.served")
+_SERVED = (*PARTS, "paceline.remote.opening")
 STRATEGIES = {
     "single": StrategyEntry(
         "paceline.strategies.data_parallel.single:Single",

@@ -184,13 +184,17 @@ class Replica:
     ) -> StepResult:
         def evaluate() -> StepResult:
             self.buffers.put_back()  # what the last evaluation leaves is the step's
-            self.schedule.train(self, work, loss)
-            return self.reduced(None)
+            return self.computed(work, loss, None)
 
         hit(OPTIMIZER)
         result = closure.take(evaluate, max_grad_norm)
         self._optimize(steps=False)
         return result
+
+    def computed(self, work: StepWork, loss: LossFunction, max_grad_norm: float | None) -> StepResult:
+        """Compute a step up to its update: `.grad` holds what the optimizer takes."""
+        self.schedule.train(self, work, loss)
+        return self.reduced(max_grad_norm)
 
     # The same step piece by piece, for a loop of the user's own.
 

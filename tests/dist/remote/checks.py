@@ -218,7 +218,8 @@ def refused():
 
     def forged(argument, kind=FUNCTION, target="tests.dist.remote.services:hop"):
         """Send what no writer of ours writes."""
-        call = PendingCall(exchange, next(session.numbers), "server:0", "forged", LIMIT_S)
+        given = exchange._mailbox, exchange._vocabulary, next(session.numbers)
+        call = PendingCall(*given, "server:0", "forged", LIMIT_S)
         exchange._calls[call.number] = call
         text = f'[[], ["{target}", {{"t": [{argument}]}}, {{"d": []}}]]'.encode()
         route = _ROUTE.pack(kind, 0, call.number, 0)

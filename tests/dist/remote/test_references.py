@@ -14,9 +14,9 @@ from torch.distributed import PrefixStore
 
 import paceline
 from paceline import remote
-from paceline.remote import Role, served  # noqa: F401  (as whoever opens a session does)
+from paceline.remote import Role
 from paceline.remote.names import Roles
-from paceline.remote.session import Session
+from paceline.remote.opening import open_session
 from tests.dist.remote.checks import caught, count_alive, eventually
 from tests.dist.remote.services import LIMIT_S, Desk, Keeper, Thing, alive, pid
 
@@ -167,7 +167,8 @@ def open_twice(run):
     world, found = run.world, []
     for turn in range(2):
         store = PrefixStore(f"session {turn}", world.store)
-        with Session.open(store, world.rank, Roles.of({"masters": 1, "servers": 1}), b"secret") as session:
+        roles = Roles.of({"masters": 1, "servers": 1})
+        with open_session(store, world.rank, roles, b"secret") as session:
             if session.role == "masters":
                 desk = remote.create("server:0", Desk)
                 found.append((desk, desk.echo.remote(turn)))

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from paceline.launch.workers.context import Worker
     from paceline.remote.session import Session
 
-MODULES = ("paceline.remote.served", "paceline.remote.joining")
+MODULES = ("paceline.remote.joining",)
 """What every such worker imports, and so is imported once for all."""
 
 

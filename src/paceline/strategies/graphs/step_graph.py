@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -12,16 +13,28 @@ from paceline.strategies.base import LossFunction, StepWork
 from paceline.strategies.graphs.generators import ShardGenerators
 from paceline.strategies.graphs.inputs import StaticInputs
 from paceline.strategies.result import StepResult
+from paceline.strategies.step_state import StepState
+from paceline.world import World
 
-if TYPE_CHECKING:
-    from paceline.strategies.replica import Replica
+
+class Computing(Protocol):
+    """What computes the steps that are captured: a replica."""
+
+    world: World
+    step_state: StepState
+
+    def computed(self, work: StepWork, loss: LossFunction, max_grad_norm: float | None) -> StepResult:
+        """Compute the gradients that the optimizer takes."""
+
+    def seeding_shards(self, seed: Callable[[int], None]) -> AbstractContextManager[None]:
+        """Have the random streams of shards set otherwise, for the duration of the context."""
 
 
 class StepGraph:
     """The forward and backward passes of a step, the sums over its shards, their division and clipping."""
 
     def __init__(
-        self, replica: Replica, work: StepWork, loss: LossFunction, max_grad_norm: float | None
+        self, replica: Computing, work: StepWork, loss: LossFunction, max_grad_norm: float | None
     ) -> None:
         """Capture a step; nothing of it is computed yet. Raise what keeps it from being captured."""
         device = replica.world.device
@@ -36,8 +49,7 @@ class StepGraph:
             replica.seeding_shards(self._generators.enter_shard),
             torch.cuda.graph(self._graph, capture_error_mode="thread_local"),
         ):
-            replica.schedule.train(replica, self._inputs.work, loss)
-            self._result = replica.reduced(max_grad_norm)
+            self._result = replica.computed(self._inputs.work, loss, max_grad_norm)
             state = replica.step_state
             self._shards = [shard for shard, _ in state.totals]
             kind = state.loss_stats.dtype

@@ -9,23 +9,22 @@ from __future__ import annotations
 
 import time
 from collections.abc import Hashable
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import torch
 from torch import Tensor, nn
 
 from paceline.errors import InputError
 from paceline.strategies.base import Exactness, LossFunction, StepWork, StrategyInputs
-from paceline.strategies.compiled import Region
+from paceline.strategies.buffers.buffers import Buffers
+from paceline.strategies.compiled import Compiler, Region
+from paceline.strategies.fused_update import FusedUpdate
 from paceline.strategies.graphs.generators import drew_on_the_host, last_seed
 from paceline.strategies.graphs.inputs import UnfitBatchError, form_of
 from paceline.strategies.graphs.python_state import PythonState
-from paceline.strategies.graphs.step_graph import StepGraph
+from paceline.strategies.graphs.step_graph import Computing, StepGraph
 from paceline.strategies.result import StepResult
 from paceline.world.fault_points import BACKWARD, FORWARD, hit
-
-if TYPE_CHECKING:
-    from paceline.strategies.replica import Replica
 
 _ALIKE = 3
 """So many steps of one form, one after the other, come before one is captured."""
@@ -41,10 +40,20 @@ _ROOM = 4
 """A step that needs more than this part of the GPU's memory is not captured unasked: a graph keeps it for itself."""
 
 
+class _Replica(Computing, Protocol):
+    model: nn.Module
+    buffers: Buffers
+    compiler: Compiler | None
+    fused: FusedUpdate
+    scaler: torch.amp.GradScaler | None
+
+    def look(self, work: StepWork) -> bool: ...
+
+
 class StepGraphs:
     """The captured step of one replica, and the way to it."""
 
-    def __init__(self, replica: Replica, inputs: StrategyInputs) -> None:
+    def __init__(self, replica: _Replica, inputs: StrategyInputs) -> None:
         self._replica, self._note = replica, inputs.note
         self._asked = inputs.cuda_graph == "on"
         self._compares = inputs.exactness is Exactness.BITWISE
@@ -100,13 +109,13 @@ class StepGraphs:
         replica = self._replica
         self.replaying = False
         if self._over:
-            return self._computed(work, loss, max_grad_norm)
+            return replica.computed(work, loss, max_grad_norm)
         plain: LossFunction = getattr(loss, "watched_loss", loss)
         try:
             form, tensors = form_of(work)
         except UnfitBatchError as error:
             self._give_up(str(error))
-            return self._computed(work, loss, max_grad_norm)
+            return replica.computed(work, loss, max_grad_norm)
         form = form, max_grad_norm
         fits = self._graph is not None and form == self._form and plain == self._loss and self._is_unchanged()
         if self._graph is not None and fits:
@@ -138,14 +147,10 @@ class StepGraphs:
             self._tries = 0
         return self._graph.replay(work, tensors)
 
-    def _computed(self, work: StepWork, loss: LossFunction, max_grad_norm: float | None) -> StepResult:
-        self._replica.schedule.train(self._replica, work, loss)
-        return self._replica.reduced(max_grad_norm)
-
     def _timed_step(self, work: StepWork, loss: LossFunction, max_grad_norm: float | None) -> StepResult:
         """Compute a step, and find out from an earlier one whether launching its kernels is what takes the time."""
         if self._launching or self._graph is not None:
-            return self._computed(work, loss, max_grad_norm)
+            return self._replica.computed(work, loss, max_grad_norm)
         # A CPU ahead of its GPU waits for room in the queue of launches, so only a step that finds the GPU idle tells the two
         # apart; not the first one, in which libraries are loaded.
         idle = self._ended is not None and self._ended.query()  # type: ignore[no-untyped-call]
@@ -160,7 +165,7 @@ class StepGraphs:
         compiled = self._compilations()
         started = time.perf_counter()
         begin.record()
-        result = self._computed(work, loss, max_grad_norm)
+        result = self._replica.computed(work, loss, max_grad_norm)
         end.record()
         self._ended = end
         # While something is compiled the GPU waits, which says nothing about other steps.
@@ -265,10 +270,10 @@ class StepGraphs:
         """Compute a step as ever, and raise where its replay comes to something else: then earlier replays were wrong."""
         graph, replica = self._graph, self._replica
         if graph is None or not self._compares:
-            return self._computed(work, loss, max_grad_norm)
+            return replica.computed(work, loss, max_grad_norm)
         buffers = list(replica.model.buffers())
         before = [one.clone() for one in buffers]
-        result = self._computed(work, loss, max_grad_norm)
+        result = replica.computed(work, loss, max_grad_norm)
         after = [one.clone() for one in buffers]
         _put(buffers, before)
         graph.run(work, tensors)
