@@ -12,6 +12,7 @@ import io
 import linecache
 import pickle
 import sys
+from collections import ChainMap
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cache
@@ -22,6 +23,7 @@ from typing import Any
 from paceline.compat import pickles
 from paceline.errors import InputError
 from paceline.training.script import MAIN, import_script, script
+from paceline.training.wrapped_functions import REDUCERS, is_dispatching, take_apart_dispatching
 
 FAILS = (pickle.PicklingError, TypeError, AttributeError, RecursionError)
 """What is raised for a value that cannot be pickled."""
@@ -167,7 +169,8 @@ def _pickler() -> Any:
         """Sends functions and classes of the main module by value, and notes which."""
 
         def __init__(self, file: Any) -> None:
-            self.dispatch_table = pickles.reducers(cloudpickle.Pickler.dispatch_table)  # read as it is made
+            others = ChainMap(REDUCERS, cloudpickle.Pickler.dispatch_table)  # type: ignore[arg-type]  # not written to
+            self.dispatch_table = pickles.reducers(others)  # read as it is made
             super().__init__(file)
             self.classes: dict[str, type] = {}
             self.files: set[str] = set()
@@ -184,6 +187,8 @@ def _pickler() -> Any:
                 if vars(sys.modules[MAIN]).get(kind.__qualname__) is kind:
                     self.classes[kind.__qualname__] = kind
             if isinstance(obj, FunctionType):
+                if is_dispatching(obj):
+                    return take_apart_dispatching(obj)
                 self.files.add(obj.__code__.co_filename)
             return super().reducer_override(obj)
 

@@ -31,6 +31,7 @@ class Carrying(nn.Module):
 def train(run: paceline.Run, what: str) -> str:
     """Take four steps; the loop has a generator and a state of its own."""
     rng, h = np.random.default_rng(0), torch.zeros(3)
+    losses: list[float] = []
     model = Carrying(carries=what == "model")
     run.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
     x = torch.linspace(-1, 1, 48).reshape(16, 3)
@@ -41,6 +42,7 @@ def train(run: paceline.Run, what: str) -> str:
                 factor = float(rng.random())
             outputs = model(inputs) + (h if what == "loop" else 0)
             h = outputs.detach().mean(0)
+            losses.append(outputs.sum().item())
             step.backward(factor * outputs.pow(2).sum(1))
         step.apply()
     return run.weights_sha256()
@@ -59,6 +61,9 @@ def test_what_each_worker_has_for_itself_is_refused(strategy: str, what: str, wo
         paceline.launch(train, what, workers=2, shards=4, strategy=strategy)
 
 
-def test_what_serves_a_log_or_is_drawn_once_a_step_is_trained_to_the_same_bits() -> None:
+def test_what_serves_a_log_or_is_drawn_once_a_step_is_trained_to_the_same_bits(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
     alone = paceline.launch(train, "nothing", shards=4, strategy="single")
     assert paceline.launch(train, "nothing", workers=2, shards=4, strategy="ddp") == alone * 2
+    assert "losses" not in capfd.readouterr().err

@@ -61,7 +61,7 @@ class Numbers:
         return {
             name: (was, now)
             for name, (was, now) in pairs.items()
-            if repr(was) != repr(now) and not name.startswith(LOOP) and not self._harmless(name, was, now)
+            if repr(was) != repr(now) and not _of_loop(name) and not self._harmless(name, was, now)
         }
 
     def _harmless(self, name: str, was: object, now: object) -> bool:
@@ -70,6 +70,11 @@ class Numbers:
             return was in self._sizes and now in self._sizes
         stamps = zip(self._began, _CLOCKS, strict=True)
         return any(began <= now <= clock() for began, clock in stamps) or bool(_DURATION.search(name))
+
+
+def _of_loop(name: str) -> bool:
+    """Return whether a number is a variable of the loop's, or how long a list of it is: most of those are a log."""
+    return name.removeprefix("len(").startswith(LOOP)
 
 
 def changing(name: str, was: object, now: object, *, task: bool) -> str:
