@@ -7,6 +7,7 @@ model.safetensors.index.json with the file of each tensor.
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
 from collections.abc import Iterable
@@ -25,6 +26,7 @@ from paceline.checkpoint.read import unusable, verified
 from paceline.checkpoint.safetensors_format import write_tensors
 from paceline.checkpoint.stored import Stored
 from paceline.errors import CheckpointError, InputError
+from paceline.state.packing import bunches
 
 SUFFIX = ".safetensors"
 _LONGEST = 180
@@ -67,7 +69,8 @@ def export(
     most = None if max_shard_size is None else size_of(max_shard_size)
     source, manifest, skipped = find_weights(best_path(run_or_checkpoint) if best else run_or_checkpoint)
     model = manifest.model
-    shards = _shards(model, most)
+    # Files are filled in the model's order; a tensor larger than a file has one to itself.
+    shards = [*bunches(model, lambda name: model[name].bytes, math.inf if most is None else most)] or [[]]
     names = _names(target, len(shards))
     before = _there(target, names)
     if before and not overwrite:
@@ -117,19 +120,6 @@ def size_of(text: str) -> int:
     if size < 1:
         raise InputError(f"--max-shard-size {text!r} is not a size. Give one like 2GB, 500MB or 1GiB.")
     return int(size)
-
-
-def _shards(model: dict[str, Stored], most: int | None) -> list[list[str]]:
-    """Fill files in the model's order; a tensor larger than a file has one to itself."""
-    shards: list[list[str]] = [[]]
-    size = 0
-    for name, tensor in model.items():
-        if most is not None and shards[-1] and size + tensor.bytes > most:
-            shards.append([])
-            size = 0
-        shards[-1].append(name)
-        size += tensor.bytes
-    return shards
 
 
 def _names(target: Path, count: int) -> list[str]:

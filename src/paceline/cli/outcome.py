@@ -45,9 +45,8 @@ def show_report(found: Report, *, as_json: bool) -> int:
     else:
         from rich.console import Console
 
-        Console(highlight=False).print(
-            found.render(), soft_wrap=True
-        )  # a sentence stays one line, to be searched for
+        # A sentence stays one line, to be searched for.
+        Console(highlight=False).print(found.render(), soft_wrap=True)
     return 0 if found.holds else 1
 
 

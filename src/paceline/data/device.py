@@ -16,9 +16,8 @@ def to_device(batch: Any, device: torch.device | str, non_blocking: bool = False
 
     Looks into tuples, lists, dicts, namedtuples and dataclasses; anything else is handed on as it is.
     """
-    if type(batch) in (list, tuple) and all(
-        isinstance(part, Tensor) for part in batch
-    ):  # as most batches are
+    # As most batches are.
+    if type(batch) in (list, tuple) and all(isinstance(part, Tensor) for part in batch):
         return type(batch)([part.to(device, non_blocking=non_blocking) for part in batch])
 
     def move(part: Any) -> Any:

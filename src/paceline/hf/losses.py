@@ -103,9 +103,8 @@ def _inputs(
     """Return what the model is called with: without a cache, which is for generation; its own loss only where it is wanted."""
     given = {str(name): value for name, value in batch.items() if name != "labels"}
     if with_labels:
-        given["labels"] = (
-            labels  # last: under pp the stages before need not know, and count tensors from the front
-        )
+        # Last: under pp the stages before need not know, and count tensors from the front.
+        given["labels"] = labels
     inner = bare(model)
     takes = inspect.signature(type(inner).forward).parameters
     if "use_cache" in takes:

@@ -6,6 +6,7 @@ import select
 import threading
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 from typing import TextIO
 
 QUEUED = 1 << 20
@@ -68,9 +69,8 @@ class BackgroundOutput:
             left = sum(lines for _, lines, _ in self._queue) + self._dropped
             self._queue.clear()
             self._changed.notify_all()
-        self._thread.join(
-            1.0
-        )  # one that stands in the kernel, for another writer of the same pipe, is left there
+        # One that stands in the kernel, for another writer of the same pipe, is left there.
+        self._thread.join(1.0)
         return left
 
     def _is_idle(self) -> bool:
@@ -90,9 +90,5 @@ class BackgroundOutput:
                     self._queued -= characters
                 else:
                     dropped, self._dropped, self._dropping = self._dropped, 0, False
-                    action = _calling(self._said_dropped, dropped)
+                    action = partial(self._said_dropped, dropped)
             action()
-
-
-def _calling(function: Callable[[int], None], count: int) -> Callable[[], None]:
-    return lambda: function(count)

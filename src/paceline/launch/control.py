@@ -27,26 +27,18 @@ class ControlSocket:
     """The launcher's end: each connection sends one order and receives one line."""
 
     def __init__(self, folder: Path, answer: Answer) -> None:
-        self._record = folder / NAME
         self._answer = answer
-        self._text = ""
         with contextlib.ExitStack() as undone:
             # Not in the run folder itself: the path of a socket is at most 107 characters long.
-            self._home = RuntimeFolder()
-            undone.callback(self._home.close)
+            home = RuntimeFolder()
+            undone.callback(home.close)
             self._acceptor = Acceptor(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
             undone.callback(self._acceptor.close)
-            self._announce(folder)
-            undone.pop_all()
-
-    def _announce(self, folder: Path) -> None:
-        place = str(self._home.path / "socket")
-        self._acceptor.socket.bind(place)
-        self._acceptor.socket.listen()
-        partial = folder / f".{NAME}.partial"
-        self._text = json.dumps({"pid": os.getpid(), "host": env.host(), "socket": place}) + "\n"
-        partial.write_text(self._text)
-        partial.replace(self._record)
+            place = str(home.path / "socket")
+            self._acceptor.socket.bind(place)
+            self._acceptor.socket.listen()
+            undone.callback(_name(folder, "socket", place))
+            self._undone = undone.pop_all()
 
     def fileno(self) -> int:
         """Return the descriptor that becomes readable when an order comes."""
@@ -71,25 +63,30 @@ class ControlSocket:
 
     def close(self) -> None:
         """Take no more orders."""
-        self._acceptor.close()
-        self._home.close()
-        with contextlib.suppress(OSError):
-            if self._record.read_text() == self._text:  # not that of a launch that came after
-                self._record.unlink()
+        self._undone.close()
 
 
 @contextlib.contextmanager
 def owned(folder: Path, starter: str) -> Iterator[None]:
     """Name in the run folder who has started the workers, as long as they work: whoever it is, it takes no orders of ours."""
-    record = folder / NAME
-    text = json.dumps({"pid": os.getpid(), "host": env.host(), "started_by": starter}) + "\n"
-    record.write_text(text)
-    try:
+    with contextlib.ExitStack() as undone:
+        undone.callback(_name(folder, "started_by", starter))
         yield
-    finally:
+
+
+def _name(folder: Path, name: str, value: str) -> Callable[[], None]:
+    """Write who has the workers of a run; return what removes that again."""
+    record, partial = folder / NAME, folder / f".{NAME}.partial"
+    text = json.dumps({"pid": os.getpid(), "host": env.host(), name: value}) + "\n"
+    partial.write_text(text)
+    partial.replace(record)
+
+    def remove() -> None:
         with contextlib.suppress(OSError):
-            if record.read_text() == text:
+            if record.read_text() == text:  # not that of a launch that came after
                 record.unlink()
+
+    return remove
 
 
 def in_progress(folder: Path) -> dict[str, Any] | None:

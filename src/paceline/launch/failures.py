@@ -72,13 +72,15 @@ class WorkerFailure:
 
 def from_exception(error: BaseException, rank: int, host: str, step: int | None = None) -> WorkerFailure:
     """Describe an exception that ended a worker."""
-    if isinstance(error, DiskFaultError | RecordsError):
-        return WorkerFailure(rank=rank, host=host, kind="disk", message=text_of(error), step=step)
-    if isinstance(error, InputError):
-        return WorkerFailure(rank=rank, host=host, kind="input", message=text_of(error), step=step)
-    if isinstance(error, NonFiniteLossError | LoadingProcessError):
+    known = (
+        ("disk", DiskFaultError | RecordsError),
+        ("input", InputError),
         # Their words name step, shard and samples, or the process; where in our loop they were raised helps nobody.
-        return WorkerFailure(rank=rank, host=host, kind="code", message=text_of(error), step=step)
+        ("code", NonFiniteLossError | LoadingProcessError),
+    )
+    for kind, errors in known:
+        if isinstance(error, errors):
+            return WorkerFailure(rank=rank, host=host, kind=kind, message=text_of(error), step=step)
     lost = isinstance(error, WorkerGoneError) or names_a_lost_peer(error)
     return WorkerFailure(
         rank=rank,

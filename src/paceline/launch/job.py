@@ -126,17 +126,20 @@ def function_call(
 ) -> FunctionCall:
     """Describe a call so that another process can make it; a text names a function as `module:name`."""
     bound: tuple[Any, ...] = ()
-    values = LauncherValues()
+    values, main_path = LauncherValues(), None
     if isinstance(function, str):
         module, _, name = function.partition(":")
-        main_path = None
+        payload = _packed(name, bound, args, kwargs)
     else:
         function, bound, kwargs = _unbound(function, kwargs)
         values = launcher_values.of_function(function, *bound, *args, *kwargs.values())
-        if _has_no_file(function):
-            return _by_value(function, bound, args, kwargs, options, values)
-        module, name, main_path = _address(function)
-    payload = _packed(name, bound, args, kwargs)
+        if _has_no_file(function):  # it goes with its code
+            _ = by_value.packed(function, function.__qualname__)  # which says what in it cannot be sent
+            payload = _packed(function.__qualname__, (function, *bound), args, kwargs)
+            module, name = __name__, call_sent.__name__
+        else:
+            module, name, main_path = _address(function)
+            payload = _packed(name, bound, args, kwargs)
     return FunctionCall(
         module=module,
         name=name,
@@ -155,28 +158,6 @@ def call_sent(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
 def _has_no_file(function: Callable[..., Any]) -> bool:
     """Return whether a function is of the main module, and that is no file: of a cell, a prompt or standard input."""
     return getattr(function, "__module__", None) == MAIN and script() is None and inspect.isroutine(function)
-
-
-def _by_value(
-    function: Callable[..., Any],
-    bound: tuple[Any, ...],
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-    options: Mapping[str, Any],
-    values: LauncherValues,
-) -> FunctionCall:
-    """Describe a call of a function that goes with its code."""
-    name = function.__qualname__
-    _ = by_value.packed(function, name)  # which says what in it cannot be sent
-    payload = _packed(name, (function, *bound), args, kwargs)
-    return FunctionCall(
-        module=__name__,
-        name=call_sent.__name__,
-        main_path=None,
-        payload=payload,
-        options=dict(options),
-        launcher=values,
-    )
 
 
 def _packed(name: str, bound: tuple[Any, ...], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Payload:

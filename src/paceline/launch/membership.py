@@ -69,8 +69,9 @@ class Membership:
         """How many newcomers were asked for and are not counted in yet: what asks for them goes on deciding."""
         self._awaited: Member | None = None
         """Somebody who had yet to leave the group when that was asked last."""
-        self._changing = False
-        self._stopping = False
+        self.changing = False
+        """Whether the next group has yet to form."""
+        self.stopping = False
         """Whether the next group is the last: it saves a checkpoint and ends."""
         self._saving = False
         """Whether the next group saves a checkpoint before it goes on."""
@@ -108,7 +109,7 @@ class Membership:
         self._trains = True
         self._longest_start_s = max(self._longest_start_s, self._clock() - self.members[number].since)
         self.members[number].state = State.TRAINING
-        return self._tell(at_once=False) if self._stopping and not self._changing else []
+        return self._tell(at_once=False) if self.stopping and not self.changing else []
 
     def met(self, number: int) -> list[Action]:
         """A worker of a role has met the others; nobody begins before all have, so nobody is lost in between."""
@@ -123,7 +124,7 @@ class Membership:
             return []
         self.members[number].state = State.WAITING
         self._reasons.append("a worker joins")
-        if self._changing:
+        if self.changing:
             return self._form_when_ready()
         return self._tell(at_once=False) if self._has_place() else []
 
@@ -133,8 +134,8 @@ class Membership:
         member.state, member.standing = State.BROKEN, standing
         self._attempts.report(number, standing.error)
         actions: list[Action] = []
-        if not self._changing:
-            self._changing = True
+        if not self.changing:
+            self.changing = True
             # Whoever joins or leaves is waited for; else somebody is gone, and everybody should know now.
             actions = self._tell(at_once=not self._planned())
         return actions + self._form_when_ready()
@@ -165,7 +166,7 @@ class Membership:
         replacing = self._replace()
         if failure.of_code and (end := self._end_of_retries(member, failure, step)) is not None:
             return [GiveUp(end)]
-        self._changing = True
+        self.changing = True
         return self._tell(at_once=True) + replacing + self._form_when_ready()
 
     @property
@@ -192,7 +193,7 @@ class Membership:
     def overstaying(self) -> list[Member]:
         """Return those who have yet to leave a group that others have left, half of them at most."""
         inside = [one for one in self._in_group() if one.state is State.TRAINING]
-        return inside[: max(1, len(self._in_group()) // 2)] if self._changing else []
+        return inside[: max(1, len(self._in_group()) // 2)] if self.changing else []
 
     def unexplained(self) -> list[Action]:
         """The time is over in which the cause of a start that failed might have been heard of."""
@@ -207,7 +208,7 @@ class Membership:
             return [GiveUp(first or failure)]
         self._code.note(failure, step, retried=True, evaluating=True)
         self._reasons.append(f"rank {member.rank} {failure.cause()}")
-        self._changing = True
+        self.changing = True
         return self._tell(at_once=True)
 
     def ended(self, number: int) -> list[Action]:
@@ -218,7 +219,7 @@ class Membership:
         if self._complete and self._code.vacant and self._code.latest is not None:
             # The code of one failed where others have come to the end: nobody is left to retry that with.
             return [GiveUp(self._code.latest)]
-        return self._form_when_ready() if self._changing else []
+        return self._form_when_ready() if self.changing else []
 
     def wants_to_leave(self, number: int) -> list[Action]:
         """A worker was given notice from outside."""
@@ -254,21 +255,21 @@ class Membership:
 
     def stop(self) -> list[Action]:
         """End the run after the next step that all have finished, with a checkpoint; nobody joins any more."""
-        self._stopping = True
+        self.stopping = True
         self._reasons.append("the run is interrupted")
-        return [] if self._changing else self._tell(at_once=False)
+        return [] if self.changing else self._tell(at_once=False)
 
     def save(self) -> list[Action]:
         """Save a checkpoint behind the next step that all have finished, and go on."""
-        if self._stopping or self._saving or not self._in_group():
+        if self.stopping or self._saving or not self._in_group():
             return []
         self._saving = True
         self._reasons.append(SAVE_ASKED)
-        return [] if self._changing else self._tell(at_once=False)
+        return [] if self.changing else self._tell(at_once=False)
 
     def reshare(self, shares: Sequence[int]) -> list[Action]:
         """Deal the shards out otherwise, from the next step on; not where workers share theirs, as in tp and pp."""
-        if self._changing or not len(shares) == len(self._in_group()) == self.policy.hands(len(shares)):
+        if self.changing or not len(shares) == len(self._in_group()) == self.policy.hands(len(shares)):
             return []
         self._shares = tuple(shares)
         self._reasons.append("shards are rebalanced")
@@ -279,24 +280,12 @@ class Membership:
         """The errors of the user's own code, in the order they came."""
         return tuple(self._code.all)
 
-    @property
-    def stopping(self) -> bool:
-        """Whether the run is to end after the next step."""
-        return self._stopping
-
-    @property
-    def changing(self) -> bool:
-        """Whether the next group has yet to form."""
-        return self._changing
-
     def group(self) -> list[Member]:
         """Return those who train together now; nobody while a change is in progress, or once some have come to the end."""
         group = self._in_group()
         whole = [one.rank for one in group] == list(range(len(group)))
         return (
-            group
-            if whole and not self._changing and all(one.state is State.TRAINING for one in group)
-            else []
+            group if whole and not self.changing and all(one.state is State.TRAINING for one in group) else []
         )
 
     def carried(self) -> list[int]:
@@ -310,7 +299,7 @@ class Membership:
         self._starts += 1
         self._retry_at, self._attempts = None, Attempts()
         self._formed = self._asked = 0
-        self._changing = self._unexplained = False
+        self.changing = self._unexplained = False
         self._reasons.clear()
         self._failures.clear()
         self._code.vacant.clear()
@@ -381,7 +370,7 @@ class Membership:
 
     def _replace(self) -> list[Action]:
         """Start a worker for each that is missing, as far as the budget goes; nobody where the run is to end."""
-        if self._stopping:
+        if self.stopping:
             return []
         here = [
             one
@@ -453,7 +442,7 @@ class Membership:
             return [GiveUp(failure)]
         if failure.of_code:
             self._code.note(failure, None, retried=True)
-        return self._replace() + (self._form_when_ready() if self._changing else [])
+        return self._replace() + (self._form_when_ready() if self.changing else [])
 
     def _failed_start(self, failure: WorkerFailure) -> list[Action]:
         if not self._trains:
@@ -499,7 +488,7 @@ class Membership:
         furthest = max(one.standing.operation for one in group if one.standing is not None)
         kinds = {one.standing.kind for one in group if one.standing and one.standing.operation == furthest}
         at_step = kinds == {STEP}
-        staying = group if self._stopping else [one for one in group if not one.leaving]
+        staying = group if self.stopping else [one for one in group if not one.leaving]
         if not staying:
             # Somebody has to hand the state on: whoever is furthest ahead leaves one change later.
             staying = [max(group, key=lambda one: one.standing.operation if one.standing else -1)]
@@ -507,19 +496,19 @@ class Membership:
         again = self._code.place(step, evaluating=not kinds <= {STEP, BODY})
         if again is not None:
             return [GiveUp(again)]
-        lets_in = at_step and (not self._stopping or self._code.vacant)
+        lets_in = at_step and (not self.stopping or self._code.vacant)
         waiting = [one for one in self.members.values() if one.state is State.WAITING] if lets_in else []
         places = min(self.target, self.policy.most) - sum(not one.leaving for one in staying)
         entering = waiting[: max(0, min(places, self.policy.most - len(staying)))]
         if at_step and len(entering) < len(self._code.vacant):
             return self._await_replacement()
         there = self.policy.trainers(len(staying) + len(entering))
-        if there < (self.policy.min_workers if at_step and not self._stopping else 1):
+        if there < (self.policy.min_workers if at_step and not self.stopping else 1):
             return self._too_few(group, there)
         leaving = [one for one in group if one.leaving and one not in staying]
         if self.policy.fits(len(staying) + len(entering), self.target):
             return self._form(staying, entering, leaving)
-        return self._form_in_part(staying, entering, leaving, waits=at_step and not self._stopping)
+        return self._form_in_part(staying, entering, leaving, waits=at_step and not self.stopping)
 
     def _form_in_part(
         self, staying: list[Member], entering: list[Member], leaving: list[Member], *, waits: bool
@@ -549,7 +538,7 @@ class Membership:
 
     def _end_of_all(self) -> list[Action]:
         """Decide what becomes of those that were lost, now that nobody is left."""
-        self._changing = False
+        self.changing = False
         if self._failures and not self._complete:
             return self._start_over()
         # Where one has come to the end of the run, those that were lost after it are not missed; but a function of the
@@ -629,7 +618,7 @@ class Membership:
                     self.generation,
                     reason,
                     shares,
-                    stop=self._stopping,
+                    stop=self.stopping,
                     save=self._saving,
                 )
             )
@@ -637,10 +626,10 @@ class Membership:
         for member in leaving:
             member.state, member.since = State.RELEASED, self._clock()
             actions.append(Release(member.number))
-        self._changing = False
+        self.changing = False
         self._reasons.clear()
         self._failures.clear()
-        if self._stopping:
+        if self.stopping:
             self._reasons.append("the run is interrupted")
         elif self._code.vacant:
             # Nobody can join in an evaluation, a checkpoint or a body: those who are left do it, and wait before their next step.

@@ -61,7 +61,8 @@ class RunFolder:
     def __enter__(self) -> RunFolder:
         try:
             self._make()
-            if self._claim():
+            self._lock = None if self._shared else claim(self.path)
+            if self._lock is not None:
                 self._found = {place for name in folder.FILES if (place := self.path / name).exists()}
                 self._found |= self._written()
             (self.path / "logs").mkdir(exist_ok=True)
@@ -91,11 +92,6 @@ class RunFolder:
         if not self.path.is_dir():
             raise NotADirectoryError(None, "Not a directory")
 
-    def _claim(self) -> bool:
-        """Lock the folder, however this process ends; return whether this disk has locks."""
-        self._lock = None if self._shared else claim(self.path)
-        return self._lock is not None
-
     def _release(self) -> None:
         if self._lock is not None:
             os.close(self._lock)
@@ -111,9 +107,8 @@ class RunFolder:
             begun = failure.step is not None and failure.step > 0
             self._keep = self._temporary is None and (begun or folder.has_run(self.path))
             before = self._spec_before
-            if (
-                before is not None and self.path.exists()
-            ):  # what was refused must not speak for the run that is there
+            # What was refused must not speak for the run that is there.
+            if before is not None and self.path.exists():
                 self._try(lambda: folder.replace_spec(self.path, before))
         elif failure is None and outcome.interrupted and not outcome.at_once and self._nothing_done():
             self._keep = False

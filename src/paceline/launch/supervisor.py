@@ -7,6 +7,7 @@ import selectors
 import signal
 import time
 from collections import Counter
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -166,11 +167,10 @@ class Supervisor:
         ending = self._shutdown
         look_at = None if ending.in_progress else self._health.due
         far = None if self._leading is None else time.monotonic() + self._leading.tick()
-        decide_at = None if ending.in_progress else self._membership.due
-        moments = (
-            *(ending.deadline, look_at, far, decide_at, self._roster_at),
-            *(() if ending.in_progress else self._later),
-        )
+        moments = [ending.deadline, look_at, far, self._roster_at]
+        if not ending.in_progress:
+            moments += [self._membership.due, self._announcements.due, ending.remind_at]
+            moments += [self._cause_by, self._leave_by]
         times = [moment for moment in moments if moment is not None]
         wait = max(0.0, min(times) - time.monotonic()) if times else None
         for key, _ in self._selector.select(wait):
@@ -200,15 +200,9 @@ class Supervisor:
         elif not ending.in_progress and look_at is not None and time.monotonic() >= look_at:
             self._look()
 
-    @property
-    def _later(self) -> tuple[float | None, ...]:
-        """When something is due that an end makes needless."""
-        return self._announcements.due, self._shutdown.remind_at, self._cause_by, self._leave_by
-
-    @property
-    def _has_steps(self) -> bool:
-        """Whether some worker has finished a step."""
-        readings = [self._nodes[one.node].pool.reading(one.number) for one in self._roster.running()]
+    def _have_steps(self, entries: Iterable[RosterEntry]) -> bool:
+        """Return whether one of these workers has finished a step."""
+        readings = [self._nodes[one.node].pool.reading(one.number) for one in entries]
         return any(reading is not None and reading.steps for reading in readings)
 
     @property
@@ -243,7 +237,7 @@ class Supervisor:
                 f"{who}: finishing the step and saving a checkpoint"
                 + (f", in {grace:g} s at most (--grace)" if terminated else "")
                 + f". {again} leaves at once, without."
-                if self._has_steps
+                if self._have_steps(self._roster.running())
                 else f"{who}: no step has been finished yet. Ending before the first, with nothing to save, or with a "
                 f"checkpoint after it where it is being taken. {again} leaves at once."
             )
@@ -474,8 +468,7 @@ class Supervisor:
     def _see_who_works(self) -> None:
         """Count new machines among the others once a worker of theirs has finished a step."""
         for index in self._probation.indices():
-            readings = [self._nodes[index].pool.reading(one.number) for one in self._roster.on(index)]
-            if any(reading is not None and reading.steps for reading in readings):
+            if self._have_steps(self._roster.on(index)):
                 self._probation.end(index)
 
     def _failed_to_join(self, entry: RosterEntry, failure: WorkerFailure) -> WorkerFailure:

@@ -92,9 +92,8 @@ class Recovery:
         group.asks_in_body |= called is not None and group.open_call is not None
         while True:
             status_page.begin(_KINDS[kind], group.position.number)
-            group.world.interruption.discards = (
-                None  # what is measured inside a step is not discarded with it
-            )
+            # What is measured inside a step is not discarded with it.
+            group.world.interruption.discards = None
             try:
                 self.exits.check(group.world)
                 if called is not None:

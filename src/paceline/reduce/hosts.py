@@ -66,7 +66,8 @@ class HostsExchange:
             sums = [one.rows[place][low:high] for place in inside.left]
             chunks.append(sums[-1])
             if low < high:
-                self._across.start(key, sums, sums[-1], _nothing)
+                # What the exchange between hosts has to say is said when the hosts have collected it.
+                self._across.start(key, sums, sums[-1], lambda: None)
         self._across.finish()
         for one, total in zip(running, chunks, strict=True):
             low, high = inside.bounds(one.target.numel())[inside.rank]
@@ -116,7 +117,3 @@ def _open_hosts(world: World, shards: int, members: list[list[int]], host: int) 
     world.note_transport()
     between = over_sockets(across, Layout(host, whole, shards))
     return HostsExchange(channel, Layout(place, carried[host], shards), between)
-
-
-def _nothing() -> None:
-    """What the exchange between hosts has to say is said when the hosts have collected it."""

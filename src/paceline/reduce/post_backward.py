@@ -101,7 +101,7 @@ class PostBackwardReduce:
         first, *others = lists
         for key, bucket in enumerate(self._buckets):
             behind = [bucket.fill([*held, None]).clone() for held in others]
-            exchange.start(key, [bucket.fill([*first, present]), *behind], bucket.flat, _nothing)
+            exchange.start(key, [bucket.fill([*first, present]), *behind], bucket.flat, lambda: None)
         hit(REDUCTION)
         before = self._world.status_page.enter(Phase.COMMUNICATION)
         exchange.finish()
@@ -141,7 +141,3 @@ def _bucket(members: list[tuple[int, Tensor]]) -> _Bucket:
 def _filled_up(held: Gradients | None, length: int) -> Gradients:
     held = held or []
     return [*held, *[None] * (length - len(held))]
-
-
-def _nothing() -> None:
-    """Every bucket is read when all have arrived."""

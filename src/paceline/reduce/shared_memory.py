@@ -103,7 +103,7 @@ class SharedMemoryExchange:
         for low in range(0, count, most):
             cut = target[low : low + most]
             pieces = [cut if part is target else part[low : low + most] for part in parts]
-            self.start(key, pieces, cut, done if low + most >= count else _nothing, low=low)
+            self.start(key, pieces, cut, done if low + most >= count else lambda: None, low=low)
 
     def finish(self) -> None:
         """Add up this worker's chunk of each in tree order, for the others and for itself, then collect everybody's."""
@@ -189,10 +189,6 @@ class SharedMemoryExchange:
 
 def _place(tensor: Tensor) -> _Place:
     return tensor.data_ptr(), tensor.numel(), tensor.dtype
-
-
-def _nothing() -> None:
-    """A piece that is not the last says nothing when it is done."""
 
 
 def _filled(pairs: Pairs) -> Pairs:

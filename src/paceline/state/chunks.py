@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from paceline.errors import CheckpointError
-from paceline.state.packing import packed_size, packed_views
+from paceline.state.packing import bunches, packed_size, packed_views
 from paceline.world import World, all_gather_object
 
 MODEL, OPTIMIZER = "model", "optimizer"
@@ -295,7 +295,7 @@ def collect(
     world: World, chunks: Mapping[str, TensorChunk], found: ChunkIndex
 ) -> Iterator[tuple[str, Tensor]]:
     """Return every tensor whole, one after the other, to everybody; no more than `TOGETHER` bytes of them at a time."""
-    for keys in _batches(found):
+    for keys in bunches(found.metas, lambda key: found.metas[key].size, TOGETHER):
         whole = {
             key: torch.empty(found.metas[key].shape, dtype=found.metas[key].dtype, device=world.device)
             for key in keys
@@ -309,19 +309,6 @@ def collect(
             ]
             _spread(world, rank, sent, whole, chunks, found)
         yield from whole.items()
-
-
-def _batches(found: ChunkIndex) -> Iterator[list[str]]:
-    batch: list[str] = []
-    size = 0
-    for key, meta in found.metas.items():
-        if batch and size + meta.size > TOGETHER:
-            yield batch
-            batch, size = [], 0
-        batch.append(key)
-        size += meta.size
-    if batch:
-        yield batch
 
 
 def _spread(

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from paceline.state.chunks import MODEL, OPTIMIZER, Catalogue, ChunkBounds, ChunkIndex, TensorChunk
 from paceline.state.optimizer_state import is_outside
-from paceline.state.packing import packed_size, packed_views
+from paceline.state.packing import bunches, packed_size, packed_views
 from paceline.world import World, all_gather_object
 from paceline.world.base import Pending
 
@@ -152,18 +152,12 @@ def plan(found: ChunkIndex, everybody: Sequence[Lack]) -> list[Message]:
 
 
 def _few_at_a_time(parts: Iterable[TensorPart], catalogue: Catalogue) -> Iterator[tuple[TensorPart, ...]]:
-    few: list[TensorPart] = []
-    size = 0
-    for key, bounds in parts:
-        for part in _cut(bounds, catalogue[key].dtype.itemsize):
-            length = packed_size([(part.shape, catalogue[key].dtype)])
-            if few and size + length > MESSAGE:
-                yield tuple(few)
-                few, size = [], 0
-            few.append((key, part))
-            size += length
-    if few:
-        yield tuple(few)
+    def size(one: TensorPart) -> int:
+        key, bounds = one
+        return packed_size([(bounds.shape, catalogue[key].dtype)])
+
+    cut = ((key, part) for key, bounds in parts for part in _cut(bounds, catalogue[key].dtype.itemsize))
+    return map(tuple, bunches(cut, size, MESSAGE))
 
 
 def _cut(bounds: ChunkBounds, itemsize: int) -> Iterator[ChunkBounds]:

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from paceline.state.packing import packed_size, packed_views
+from paceline.state.packing import bunches, packed_size, packed_views
 from paceline.world import World, broadcast_object
 
 CHUNK_BYTES = 64 << 20
@@ -46,23 +46,9 @@ def broadcast_state(world: World, state: Any, source: int) -> Any:
     for on_device in (False, True):
         device = world.device if on_device else torch.device("cpu")
         places = [place for place, meta in enumerate(metas) if meta.on_device == on_device]
-        for chunk in _chunks(places, metas):
+        for chunk in bunches(places, lambda place: packed_size([metas[place].layout]), CHUNK_BYTES):
             received |= _send_chunk(world, chunk, metas, tensors, source, device)
     return _with_tensors(skeleton, received)
-
-
-def _chunks(places: list[int], metas: list[_TensorMeta]) -> list[list[int]]:
-    """Put tensors together into chunks; a large one travels alone."""
-    chunks: list[list[int]] = []
-    size = CHUNK_BYTES
-    for place in places:
-        length = packed_size([metas[place].layout])
-        if size + length > CHUNK_BYTES:
-            chunks.append([])
-            size = 0
-        chunks[-1].append(place)
-        size += length
-    return chunks
 
 
 def _send_chunk(

@@ -39,8 +39,15 @@ class Exactness(StrEnum):
     STATISTICAL = "statistical"
 
 
-def _unheard(_: str) -> None:
-    """Do nothing: nobody is told."""
+class BuiltInStrategy:
+    """What most strategies have in common: the bits of one process, on processes, whatever they are tuned by."""
+
+    exactness = Exactness.BITWISE
+    threaded = False
+
+    def level(self, tuning: Tuning) -> Exactness:  # noqa: ARG002
+        """Return the level that these options leave."""
+        return self.exactness
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,7 +73,7 @@ class StrategyInputs:
     """How workers of one host exchange sums: through shared memory, over sockets (gloo), or what serves best."""
     compile: bool = False
     """Whether what a step computes is compiled: the loss with the model."""
-    note: Callable[[str], None] = _unheard
+    note: Callable[[str], None] = lambda _: None
     """Shows the user a line while the run goes on; once, whoever calls it."""
     cuda_graph: str = "off"
     """Whether steps are replayed from a CUDA graph: where it pays (auto), wherever it can be (on), or never (off)."""

@@ -109,9 +109,8 @@ class FusedUpdate:
         if self._graph is not None and not self._graph.fits():
             self._tries = self._tries + 1 if self._graph.replayed < _PAYS else 0
             self.forget()
-            if (
-                self._tries > _TRIES
-            ):  # a schedule of momentum or betas, say: each capture takes longer than a step
+            if self._tries > _TRIES:
+                # A schedule of momentum or betas, say: each capture takes longer than a step.
                 self._fails = True
                 self._note(
                     "the update is not captured as a CUDA graph: options of the optimizer change from step to step."

@@ -62,13 +62,10 @@ def loss_entry(loss: Loss, size: int, dtype: torch.dtype = torch.float32) -> Ten
     share = _rounded_share(loss.total.dtype, size)
     if device.type == "cpu":
         return torch.tensor([loss.total.item() * share, as_float(weight) * share], dtype=dtype)
-    placed = (
-        weight.detach().to(device, dtype, non_blocking=True).reshape(())
-        if isinstance(weight, Tensor)
-        else torch.full(
-            (), as_float(weight), dtype=dtype, device=device
-        )  # a copy would wait, a fill does not
-    )
+    if isinstance(weight, Tensor):
+        placed = weight.detach().to(device, dtype, non_blocking=True).reshape(())
+    else:  # a copy would wait, a fill does not
+        placed = torch.full((), as_float(weight), dtype=dtype, device=device)
     entry = torch.stack([loss.total.detach().to(dtype), placed])
     return entry if share == 1.0 else entry.mul_(share)
 

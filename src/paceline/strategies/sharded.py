@@ -52,6 +52,12 @@ def bounds_of(tensor: DTensor) -> ChunkBounds:
     return ChunkBounds(*dtensor.local_bounds(tensor))
 
 
+def with_part(tensor: DTensor, part: Tensor) -> DTensor:
+    """Return a distributed tensor like another one, of which this worker holds `part`."""
+    mesh, places, shape = tensor.device_mesh, tensor.placements, tensor.shape
+    return DTensor.from_local(part, mesh, places, run_check=False, shape=shape, stride=tensor.stride())
+
+
 class LocalPart:
     """What this worker holds of one parameter."""
 
@@ -161,6 +167,11 @@ class ShardedTensors:
     ) -> None:
         """Load this worker's part of a state; `described` is the optimizer's, without its tensors."""
         read_model(self._model_chunks(), catalogue, read)
+        self._load_optimizer(optimizer, catalogue, read, described)
+
+    def _load_optimizer(
+        self, optimizer: Optimizer, catalogue: Catalogue, read: Read, described: Mapping[str, Any]
+    ) -> None:
         state = {name: dict(slots) for name, slots in described["state"].items()}
         for name, slots in read_slots(catalogue, read, self.by_name).items():
             state.setdefault(name, {}).update(slots)

@@ -116,9 +116,10 @@ class StepState:
     def forget(self) -> None:
         """Drop all gradients of the step."""
         self.tree.nodes = []
-        for parameter in self.tracked:
-            parameter.grad = None
-        for parameter in self.others:
+        self._clear()
+
+    def _clear(self) -> None:
+        for parameter in (*self.tracked, *self.others):
             parameter.grad = None
 
     def enter(self, loss: Loss) -> None:
@@ -159,10 +160,7 @@ class StepState:
     def take(self) -> Gradients:
         """Return the gradients gathered since the last call, auxiliary ones behind the main ones."""
         taken: Gradients = [parameter.grad for parameter in self.tracked]
-        for parameter in self.tracked:
-            parameter.grad = None
-        for parameter in self.others:
-            parameter.grad = None
+        self._clear()
         taken += self.auxiliary.take()
         if self.device == self._home:
             return taken

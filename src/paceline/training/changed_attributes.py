@@ -241,10 +241,10 @@ def _value(owners: Mapping[str, Any], name: str, attribute: str) -> Any:
     if attribute in _MADE:
         return _kind(owners[name]) if attribute == KIND else _hooks(owners[name])
     value = vars(owners[name]).get(attribute, ABSENT)
-    copy = None if value is ABSENT else copied(value)
-    return (
-        value if value is ABSENT else _kind(value) if copy is None else copy[0]
-    )  # of others nothing is compared
+    if value is ABSENT:
+        return value
+    copy = copied(value)
+    return _kind(value) if copy is None else copy[0]  # of others nothing is compared
 
 
 def _is_gone(key: Key, now: Iterable[Key]) -> bool:

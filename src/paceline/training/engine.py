@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from paceline import strategies
-from paceline.observe import Event, Note
+from paceline.observe import Note
 from paceline.records import ledger
 from paceline.recovery.membership import FixedMembership, Membership
 from paceline.recovery.options import RecoveryOptions
@@ -49,7 +49,7 @@ class Engine(EngineCore):
         state = RunState(
             world=recovery_options.laid_out(world),
             strategy=strategy,
-            emit=_ignore if listeners is None else listeners.emit,
+            emit=(lambda _: None) if listeners is None else listeners.emit,
             workers=0,
             options=options,
             exactness=promise(strategy, options),
@@ -105,10 +105,6 @@ class Engine(EngineCore):
         if self._listeners is not None:
             self._listeners.close()
         self.state.world.close()
-
-
-def _ignore(event: Event) -> None:
-    """Nobody listens."""
 
 
 def _recovery_options(options: RunOptions) -> RecoveryOptions:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from paceline.data import Order, ShardedLoader, owned_shards
@@ -70,6 +72,18 @@ class OpenLoaders:
         if order is not None:
             raise InputError("the loader was opened with its order: say run.loader(data, order=...).")
         return data
+
+    @contextmanager
+    def measured(self, data: Any, batch_size: int | None) -> Iterator[ShardedLoader]:
+        """Open what is measured, every sample once and in order, for the block; a loader stays as open as it is."""
+        if isinstance(data, ShardedLoader):
+            yield data
+            return
+        loader = self.open(data, batch_size=batch_size, shuffle=False, every_sample=True)
+        try:
+            yield loader
+        finally:
+            self.close(loader)
 
     @property
     def _owned(self) -> range:

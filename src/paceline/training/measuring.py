@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
 from paceline.checkpoint.fingerprint import digest, weights_sha256
-from paceline.data import ShardedLoader
 from paceline.errors import InputError
 from paceline.observe import Note
 from paceline.recovery.membership import EVALUATE, SAVE
@@ -38,38 +39,20 @@ class Measuring:
         if self._asked_before(name):
             measured = self.core.history.outcomes.next(self.core.history.call, name)
             return measured
-        given = isinstance(data, ShardedLoader)
-        loader = (
-            data
-            if given
-            else self.core.loaders.open(data, batch_size=batch_size, shuffle=False, every_sample=True)
-        )
-        if loader.drops_rest:
-            raise InputError(
-                "run.evaluate measures every sample, and this loader was opened with drop_last=True. Give run.evaluate the "
-                "DataLoader or the data set itself."
-            )
-        self.group.take_snapshot()
+        with self.core.loaders.measured(data, batch_size) as loader:
+            if loader.drops_rest:
+                raise InputError(
+                    "run.evaluate measures every sample, and this loader was opened with drop_last=True. Give run.evaluate the "
+                    "DataLoader or the data set itself."
+                )
+            self.group.take_snapshot()
 
-        def measure() -> dict[str, float]:
-            try:
-                with (
-                    self.core.loop.guard.updating(),
-                    self.core.loop.body.left_out(),
-                    averages_in_place(state.average, state.replica),
-                ):
+            def measure() -> dict[str, float]:
+                with evaluating(self.core):
                     watched = self.core.loop.left.watched(state, metrics)
-                    found = evaluate(loader, watched, state.replica, state.world, state.options.seed)
-                self.core.loop.left.tell(state)
-            finally:
-                self.core.loop.left.release()
-            return found
+                    return evaluate(loader, watched, state.replica, state.world, state.options.seed)
 
-        try:
             measured = self.core.recovery.together(EVALUATE, measure, called=name)
-        finally:
-            if not given:
-                self.core.loaders.close(loader)
         self._note(name, measured)
         for metric in [metric for metric, value in measured.items() if math.isnan(value)]:
             text = f"the metric {metric} is not a number: its weight is 0, or a batch's value is none"
@@ -141,6 +124,18 @@ class Measuring:
             registered.resume(history.adopted)
             # What stands from here to the call of `steps` has been done to that state.
             history.kept = KeptState(state.replica, registered, history.adopted)
+
+
+@contextmanager
+def evaluating(core: EngineCore) -> Iterator[None]:
+    """Measure or predict in the block: nothing of it counts as the loop's, and what it leaves behind is told."""
+    state, loop = core.state, core.loop
+    try:
+        with loop.guard.updating(), loop.body.left_out(), averages_in_place(state.average, state.replica):
+            yield
+        loop.left.tell(state)
+    finally:
+        loop.left.release()
 
 
 def _sharded_sha256(world: World, replica: Replica) -> str:

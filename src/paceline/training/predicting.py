@@ -16,10 +16,10 @@ from paceline.data.parts import in_order
 from paceline.errors import InputError
 from paceline.recovery.membership import EVALUATE
 from paceline.strategies.in_turns.outside import own_model
-from paceline.training.averaging import averages_in_place
 from paceline.training.core import EngineCore
 from paceline.training.evaluation import measured
 from paceline.training.group import RunGroup
+from paceline.training.measuring import evaluating
 from paceline.training.prediction_file import check_path, prediction_file
 from paceline.world import World, all_gather_object, fault_points
 
@@ -54,37 +54,16 @@ class Predicting:
             )
         if out is not None:
             check_path(out)
-        given = isinstance(data, ShardedLoader)
-        loader = (
-            data
-            if given
-            else self.core.loaders.open(
-                in_order(data), batch_size=batch_size, shuffle=False, every_sample=True
-            )
-        )
-        _check_order(loader)
-        self.group.take_snapshot()
+        with self.core.loaders.measured(in_order(data), batch_size) as loader:
+            _check_order(loader)
+            self.group.take_snapshot()
 
-        def act() -> Any:
-            try:
-                with (
-                    self.core.loop.guard.updating(),
-                    self.core.loop.body.left_out(),
-                    averages_in_place(state.average, state.replica),
-                ):
-                    watched = self.core.loop.left.watched(state, function)
-                    windows = self._windows(loader, watched)
-                    found = _to_memory(windows) if out is None else _to_file(windows, state.world, out)
-                self.core.loop.left.tell(state)
-            finally:
-                self.core.loop.left.release()
-            return found
+            def act() -> Any:
+                with evaluating(self.core):
+                    windows = self._windows(loader, self.core.loop.left.watched(state, function))
+                    return _to_memory(windows) if out is None else _to_file(windows, state.world, out)
 
-        try:
             return self.core.recovery.together(EVALUATE, act, called=CALLED)
-        finally:
-            if not given:
-                self.core.loaders.close(loader)
 
     def _windows(self, loader: ShardedLoader, function: Function) -> Iterator[list[Outputs]]:
         """Yield the outputs of some steps at a time, batch by batch in the order of the samples, on all workers."""

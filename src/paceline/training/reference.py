@@ -28,15 +28,11 @@ _DECLARED: Mapping[str, type] = {"early_stopping": EarlyStopping, "keep_best": B
 _METHODS = tuple(name for name, value in vars(Task).items() if inspect.isfunction(value) and name[0] != "_")
 
 
-def _unheard(_: str) -> None:
-    """Nobody is told."""
-
-
 def load_task(
     reference: str,
     settings: Mapping[str, str],
     launcher: LauncherValues | None = None,
-    note: Callable[[str], None] = _unheard,
+    note: Callable[[str], None] = lambda _: None,
 ) -> Task:
     """Make the task; `settings` are its constructor's arguments as text; `launcher` is what the launching process has."""
     place, _, name = reference.rpartition(":") if ":" in reference else (reference, "", "")
@@ -58,7 +54,7 @@ _opened: dict[bytes, type[Task]] = {}
 """The classes that were sent to this process: each is one class, however often its task is made."""
 
 
-def make_task(spec: TrainSpec, note: Callable[[str], None] = _unheard) -> Task:
+def make_task(spec: TrainSpec, note: Callable[[str], None] = lambda _: None) -> Task:
     """Make the task of a training, from where it is found or from what was sent; `note` hears what the user is to know."""
     if spec.shipped is None:
         return load_task(spec.task, spec.settings, spec.launcher, note)

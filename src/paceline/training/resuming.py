@@ -86,12 +86,7 @@ def _check_answer(out: Path, options: RunOptions, meta: Mapping[str, Any]) -> No
 
 def _take(replica: Replica, world: World, found: Found) -> None:
     with found.open() as parts:
-        saved = {
-            key.partition("/")[2]: meta
-            for key, meta in parts.catalogue.items()
-            if key.startswith(f"{MODEL}/")
-        }
-        check_fits(_model_metas(replica, world), saved)
+        check_fits(_model_metas(replica, world), _of_model(parts.catalogue))
 
         def read(key: str, bounds: ChunkBounds) -> Tensor:
             try:
@@ -108,12 +103,12 @@ def _take(replica: Replica, world: World, found: Found) -> None:
 
 def _model_metas(replica: Replica, world: World) -> dict[str, TensorMeta]:
     """Return what the whole model consists of, wherever it is."""
-    metas = {
-        key.partition("/")[2]: chunk.meta
-        for key, chunk in replica.local_state().chunks.items()
-        if key.startswith(f"{MODEL}/")
-    }
+    metas = _of_model({key: chunk.meta for key, chunk in replica.local_state().chunks.items()})
     if replica.whole:
         return metas
     everybody: list[dict[str, TensorMeta]] = all_gather_object(world.comm, metas)
     return {name: meta for one in everybody for name, meta in one.items()}
+
+
+def _of_model(metas: Mapping[str, TensorMeta]) -> dict[str, TensorMeta]:
+    return {key.partition("/")[2]: meta for key, meta in metas.items() if key.startswith(f"{MODEL}/")}

@@ -19,20 +19,8 @@ from paceline.training.source_writes import MUTATORS, Function, Write, functions
 Reached: TypeAlias = frozenset[tuple[str, int]]
 """Functions that run, by module and first line."""
 _PURE = {
-    "abs",
-    "bool",
-    "dict",
-    "divmod",
-    "enumerate",
-    "float",
-    "frozenset",
-    "int",
-    "len",
-    "list",
-    "max",
-    "min",
-    "pow",
-    "range",
+    *("abs", "bool", "dict", "divmod", "enumerate", "float", "frozenset"),
+    *("int", "len", "list", "max", "min", "pow", "range"),
 }
 _PURE |= {"reversed", "round", "set", "slice", "sorted", "str", "sum", "tuple", "zip"}
 _HARMLESS = _PURE | {"print", "isinstance", "repr", "type", "paceline"}
@@ -41,17 +29,8 @@ _KINDS = {"staticmethod", "classmethod", "property"}
 _STEADY = {"torch", "math", "numpy", "functools", "pathlib", "types", "argparse", "enum", "collections"}
 """Modules whose names stand for the same in every process."""
 _MADE = {
-    "SimpleNamespace",
-    "Namespace",
-    "Path",
-    "PurePath",
-    "partial",
-    "device",
-    "OrderedDict",
-    "deque",
-    "exp",
-    "log",
-    "sqrt",
+    *("SimpleNamespace", "Namespace", "Path", "PurePath", "partial", "device"),
+    *("OrderedDict", "deque", "exp", "log", "sqrt"),
 }
 """What they make that is the same in every process, of the same."""
 _OPEN = None

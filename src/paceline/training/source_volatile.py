@@ -8,71 +8,28 @@ from collections.abc import Iterator
 from paceline.training.source_values import scopes_of, tree_of
 
 _CLOCKS = {
-    "time",
-    "time_ns",
-    "perf_counter",
-    "monotonic",
-    "process_time",
-    "now",
-    "today",
-    "utcnow",
-    "datetime",
-    "strftime",
+    *("time", "time_ns", "perf_counter", "monotonic", "process_time"),
+    *("now", "today", "utcnow", "datetime", "strftime"),
 }
 _PROCESS = {
-    "getpid",
-    "getppid",
-    "get_ident",
-    "gethostname",
-    "current_process",
-    "get_rank",
-    "get_world_size",
-    "__name__",
+    *("getpid", "getppid", "get_ident", "gethostname"),
+    *("current_process", "get_rank", "get_world_size", "__name__"),
 }
 _DRAWN = {
     *("uuid", "uuid1", "uuid4", "urandom", "secrets", "token_hex", "tempfile", "mkdtemp", "mkstemp"),
     *("TemporaryDirectory", "NamedTemporaryFile", "id", "object", "getnode"),
 }
 _SEEDED = {
-    *(
-        "random",
-        "randint",
-        "randrange",
-        "uniform",
-        "choice",
-        "choices",
-        "sample",
-        "gauss",
-        "shuffle",
-        "rand",
-        "randn",
-    ),
-    *(
-        "randperm",
-        "normal",
-        "rand_like",
-        "randn_like",
-        "empty",
-        "initial_seed",
-        "Random",
-        "RandomState",
-        "default_rng",
-    ),
+    *("random", "randint", "randrange", "uniform", "choice", "choices"),
+    *("sample", "gauss", "shuffle", "rand", "randn"),
+    *("randperm", "normal", "rand_like", "randn_like", "empty"),
+    *("initial_seed", "Random", "RandomState", "default_rng"),
 }
 """What is the same everywhere once it was seeded."""
 _SEEDING = {"seed", "manual_seed", "seed_everything", "set_seed"}
 _LAUNCHERS = (
-    "RANK",
-    "LOCAL",
-    "WORLD_SIZE",
-    "GROUP",
-    "MASTER",
-    "PACELINE",
-    "TORCHELASTIC",
-    "OMP_",
-    "SLURM",
-    "PMI",
-    "OMPI",
+    *("RANK", "LOCAL", "WORLD_SIZE", "GROUP", "MASTER", "PACELINE"),
+    *("TORCHELASTIC", "OMP_", "SLURM", "PMI", "OMPI"),
 )
 """How environment variables begin that say which process it is."""
 

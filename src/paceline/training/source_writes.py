@@ -15,36 +15,16 @@ ANY = "<any>"
 """A key or an attribute that the source does not say, or all of them."""
 MUTATORS = frozenset(
     [
-        *(
-            "add",
-            "append",
-            "appendleft",
-            "clear",
-            "difference_update",
-            "discard",
-            "extend",
-            "extendleft",
-            "insert",
-        ),
+        *("add", "append", "appendleft", "clear", "difference_update"),
+        *("discard", "extend", "extendleft", "insert"),
         *("intersection_update", "move_to_end", "pop", "popitem", "popleft", "remove", "reverse", "rotate"),
         *("setdefault", "sort", "subtract", "symmetric_difference_update", "update", "__setitem__"),
     ]
 )
 _LEAVING = frozenset(
     [
-        "torch",
-        "nn",
-        "F",
-        "np",
-        "numpy",
-        "math",
-        "json",
-        "copy",
-        "logging",
-        "log",
-        "logger",
-        "paceline",
-        "pprint",
+        *("torch", "nn", "F", "np", "numpy", "math", "json"),
+        *("copy", "logging", "log", "logger", "paceline", "pprint"),
     ]
 )
 """What is called by names that begin so leaves what it is given as it is."""

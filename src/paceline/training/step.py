@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any, NoReturn
 
 import torch
@@ -22,9 +23,7 @@ from paceline.training.checks.before_first_step import check_clip
 from paceline.training.checks.hidden_state import HiddenState
 from paceline.training.checks.nonfinite import explain, note_options
 from paceline.training.user_loop.attempt import StepAttempt
-from paceline.training.user_loop.batch_iterators import BatchIterators
-from paceline.training.user_loop.batch_settings import BatchSettings
-from paceline.training.user_loop.batch_states import BatchStates
+from paceline.training.user_loop.in_batches import BatchIterators, BatchSettings, BatchStates
 from paceline.training.user_loop.loop_guard import LoopGuard
 from paceline.training.user_loop.loop_state import LoopState
 from paceline.world import World, determinism
@@ -152,9 +151,8 @@ class Step:
             if not self._broken:
                 self._surviving(self._replica.begin, self.work)
             if self._hidden.watches:
-                with self._hidden.passes(
-                    python.frame(1)
-                ):  # the loop, whose variables passes may be computed with
+                # Given the loop, whose variables passes may be computed with.
+                with self._hidden.passes(python.frame(1)):
                     yield from self._batches()
             else:
                 yield from self._batches()
@@ -301,7 +299,7 @@ class Step:
 
     def _applied_or_again(self, action: Callable[..., StepResult], *arguments: Any) -> StepResult:
         interruption = self._world.interruption
-        interruption.forsaken = self._check_present
+        interruption.forsaken = partial(self._recovery.check_present, self.number)
         try:
             with self._guard:  # as `updating` returns it
                 self.result = action(*arguments)
@@ -335,9 +333,6 @@ class Step:
             # The body has written to a part of the model after an attempt that broke, and would do so once more.
             self._recovery.start_over()
 
-    def _check_present(self) -> None:
-        self._recovery.check_present(self.number)
-
     def _recover(self) -> StepResult:
         """Regroup; the step was finished by others, who tell what it came to, or it is to be done again."""
         if self._recovery.group.world.generation == self._generation:
@@ -359,9 +354,8 @@ class Step:
             self.attempt.hold()
         totals = [total.detach().double().cpu().reshape(()) for _, total in self._replica.step_state.totals]
         share = sum(len(shard.samples) for shard in self.work.shards)
-        entry = torch.tensor(
-            [float(sum(totals)), float(max(share, 1))], dtype=torch.float64
-        )  # a worker may have had no sample
+        # A worker may have had no sample.
+        entry = torch.tensor([float(sum(totals)), float(max(share, 1))], dtype=torch.float64)
         self.result = StepResult(self.number, self.work.size, entry, {}, again=True)
         return self.result
 

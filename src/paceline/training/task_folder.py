@@ -59,9 +59,7 @@ def beside(folder: Path) -> Iterator[None]:
 
 def _enter(here: str) -> None:
     """Put a folder first in the search path, in place of the one before, and its modules in place of that one's."""
-    own = (
-        _own_modules()
-    )  # before the path changes: a package without __init__.py looks for itself anew along it
+    own = _own_modules()  # before the path changes: a package without __init__.py looks for itself along it
     sys.path[:] = search_path()
     searched = {_real(one) for one in sys.path}
     left = {before for before in _left if before != here and before not in searched}

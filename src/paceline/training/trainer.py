@@ -157,10 +157,6 @@ class Trainer:
             refuse_forgotten(self.horizon)
         return made
 
-    def _eval_batch(self, held_out: Any) -> int | None:
-        """Return the batch of the evaluation: no metric depends on it, so a DataLoader may have its own."""
-        return None if is_loader(held_out) else self.batch_size
-
     def _planned(self) -> int | None:
         """Return the number of steps a schedule is laid out for: the whole run's, wherever --steps ends it."""
         per_epoch = self.loader.steps_per_epoch
@@ -220,8 +216,11 @@ class Trainer:
 
     def _opened(self, data: Any) -> ShardedLoader:
         """Open what is measured, every sample of it, in order."""
+        batch = (
+            None if is_loader(data) else self.batch_size
+        )  # no metric depends on it: a DataLoader may have its own
         return self._engine.loaders.open(
-            data, batch_size=self._eval_batch(data), every_sample=True, shuffle=False, **self._loading
+            data, batch_size=batch, every_sample=True, shuffle=False, **self._loading
         )
 
     def _best(self) -> dict[str, Any] | None:

@@ -110,9 +110,8 @@ class Admission:
 
     def _accept(self, poll: select.poll, listening: socket.socket) -> None:
         if listening is self._far and not self._make_room(poll):
-            time.sleep(
-                _PAUSE_S
-            )  # it waits where the operating system keeps it; those that are here go on meanwhile
+            # It waits where the operating system keeps it; those that are here go on meanwhile.
+            time.sleep(_PAUSE_S)
             return
         try:
             connection, _ = listening.accept()

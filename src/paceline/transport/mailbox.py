@@ -158,9 +158,7 @@ class Mailbox:
 
     def close(self) -> None:
         """End: what was sent arrives, as far as the operating system has taken it."""
-        if (
-            self._closing or os.getpid() != self._process
-        ):  # a forked process would end its parent's connections
+        if self._closing or os.getpid() != self._process:  # a forked one would end its parent's connections
             return
         self._closing = True
         if self._admission is not None:

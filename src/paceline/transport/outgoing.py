@@ -287,9 +287,8 @@ class Outgoing:
         """Send until a message has left, in the thread that wants it sent."""
         try:
             while not message.done:
-                if not self._connected.wait(max(0.0, min(TICK_S, deadline - time.monotonic()))):
-                    pass
-                elif (connection := self._connection) is not None:
+                connected = self._connected.wait(max(0.0, min(TICK_S, deadline - time.monotonic())))
+                if connected and (connection := self._connection) is not None:
                     _happens(connection, select.POLLOUT, min(TICK_S, deadline - time.monotonic()))
                 with self._lock:
                     if self._gone or not self._flush():

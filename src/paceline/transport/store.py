@@ -83,9 +83,8 @@ class _Connections:
         socket = self._context.socket(zmq.DEALER)
         if self._secret is not None:
             curve.call(socket, self._secret)
-            keep_alive(
-                socket, SILENCE_S
-            )  # a firewall may forget a connection on which nothing is said for hours
+            # A firewall may forget a connection on which nothing is said for hours.
+            keep_alive(socket, SILENCE_S)
         socket.linger, socket.sndhwm, socket.rcvhwm = 1000, 0, 0
         socket.ipv6 = "[" in self._address
         socket.connect(self._address)

@@ -67,7 +67,7 @@ class SharedMemoryChannel:
         self._watched = {os.pidfd_open(pid): other for other, pid in enumerate(peers) if other != rank}
         for descriptor in self._watched:
             self._poll.register(descriptor, select.POLLIN)
-        weakref.finalize(self, _close_all, list(self._watched))
+            weakref.finalize(self, os.close, descriptor)
         # With more workers than cores, whoever spins keeps the one it waits for from running.
         self._spin_s = SPIN_S if self.size <= env.cores() else 0.0
         self._timeout_s = timeout_s
@@ -148,11 +148,6 @@ class SharedMemoryChannel:
             raise PeerLostError(
                 f"timed out waiting for rank {other} (pid {self._pids[other]}) after {self._timeout_s:g} s in shared memory."
             )
-
-
-def _close_all(descriptors: list[int]) -> None:
-    for descriptor in descriptors:
-        os.close(descriptor)
 
 
 def machine() -> tuple[str, str]:

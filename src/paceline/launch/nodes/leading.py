@@ -230,9 +230,9 @@ class Leading:
             self._observer.remark(
                 f"a machine that knows the secret, but not how to say hello, was turned away: {words}."
             )
-            self._refuse_peer(
-                peer, f"the machine that leads did not understand it ({words}). Use the same paceline on all."
-            )
+            text = f"the machine that leads did not understand it ({words}). Use the same paceline on all."
+            if self._server is not None:
+                self._server.send(peer, {"refused": text})
         elif one.pool is not None:
             self.expel(one.index, f"it sent a message that makes no sense ({words})")
         else:
@@ -261,10 +261,6 @@ class Leading:
         self._refusals.append(f"{one.name} {fate}")
         self._observer.remark(f"{one.name} {fate}.")
         self._send_away(one, {"refused": sentence})
-
-    def _refuse_peer(self, peer: Peer, sentence: str) -> None:
-        if self._server is not None:
-            self._server.send(peer, {"refused": sentence})
 
     def _send_away(self, one: FollowingMachine, message: Message) -> None:
         self._send(one, message)

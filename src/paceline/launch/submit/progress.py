@@ -33,13 +33,8 @@ def read_progress(folder: Path) -> RunProgress:
         try:
             event = json.loads(line)
             kind = event["kind"]
-        except (
-            ValueError,
-            LookupError,
-            TypeError,
-            RecursionError,
-        ):  # cut off, being written, or none of ours
-            continue
+        except (ValueError, LookupError, TypeError, RecursionError):
+            continue  # cut off, being written, or none of ours
         ended = kind if kind in (RunFinished.kind, RunFailed.kind) else None
         if kind == StepFinished.kind and fits(event.get("step"), int):
             step = event["step"]

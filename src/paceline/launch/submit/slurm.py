@@ -22,15 +22,8 @@ from paceline.transport.secret import Secret
 SCRIPT = "job.sh"
 TIMEOUT_S = 60.0
 OVER = (
-    "COMPLETED",
-    "CANCELLED",
-    "FAILED",
-    "TIMEOUT",
-    "NODE_FAIL",
-    "OUT_OF_MEMORY",
-    "BOOT_FAIL",
-    "DEADLINE",
-    "PREEMPTED",
+    *("COMPLETED", "CANCELLED", "FAILED", "TIMEOUT", "NODE_FAIL"),
+    *("OUT_OF_MEMORY", "BOOT_FAIL", "DEADLINE", "PREEMPTED"),
 )
 """States out of which a job does not come by itself; PREEMPTED ones that are queued again are PENDING."""
 FORGOTTEN = "FORGOTTEN"

@@ -38,9 +38,8 @@ def _block(value: Any, indent: int) -> str:
         and re.fullmatch(r"[^\s][^\r\t]*\n", value)
         and not value.endswith("\n\n")
         and "\n" in value[:-1]
-        and all(
-            line.isprintable() for line in value.split("\n")
-        )  # else YAML breaks lines where there are none
+        # Else YAML breaks lines where there are none.
+        and all(line.isprintable() for line in value.split("\n"))
     ):
         lines = value[:-1].split("\n")
         return "\n".join(["|", *(" " * (indent + 2) + line if line else "" for line in lines)])

@@ -268,9 +268,8 @@ class LocalWorkerPool:
     def _on_report(self) -> None:
         failed, self._failed_starts = self._failed_starts, []
         for unstarted, why in failed:
-            if (
-                self._processes.pop(unstarted.number, None) is unstarted
-            ):  # else all have started over meanwhile
+            # Else all have started over meanwhile.
+            if self._processes.pop(unstarted.number, None) is unstarted:
                 words = f"it could not be started ({why})"
                 self._listener.ended(unstarted.number, -int(signal.SIGKILL), words)
         try:
@@ -287,8 +286,9 @@ class LocalWorkerPool:
         elif process.status is None:
             self._listener.started(process.number, process.pid or 0)
         else:
-            self._hear_out(process)
-            self._listener.ended(process.number, process.status, _why(report))
+            self._on_control(process)  # its last words may lie unread
+            why = f"it could not be started ({os.strerror(report['errno'])})" if "failed" in report else ""
+            self._listener.ended(process.number, process.status, why)
             self._forget_ended()
 
     def _say_complaint(self) -> None:
@@ -315,20 +315,15 @@ class LocalWorkerPool:
         """Note what the fork server reports; None where the process is of an earlier launch."""
         # Not those that have ended: another fork server counts its tickets anew, and a process id may come again.
         everyone = [one for one in self._processes.values() if one.status is None]
-        if "started" in report:
-            process = next((one for one in everyone if one.ticket == report["started"]), None)
-            if process is not None:
-                process.pid = report["pid"]
-        elif "delayed" in report:
-            process = next((one for one in everyone if one.ticket == report["delayed"]), None)
-        elif "failed" in report:
-            process = next((one for one in everyone if one.ticket == report["failed"]), None)
-            if process is not None:
-                process.status = -int(signal.SIGKILL)
-        else:
+        if "ended" in report:
             process = next((one for one in everyone if one.pid == report["ended"]), None)
-            if process is not None:
-                process.status = report["status"]
+        else:
+            ticket = next(report[kind] for kind in ("started", "delayed", "failed") if kind in report)
+            process = next((one for one in everyone if one.ticket == ticket), None)
+        if process is not None and "started" in report:
+            process.pid = report["pid"]
+        elif process is not None and "delayed" not in report:
+            process.status = report.get("status", -int(signal.SIGKILL))
         return process
 
     def _server_gone(self, why: str) -> None:
@@ -339,13 +334,8 @@ class LocalWorkerPool:
             process.status = -int(signal.SIGKILL)
         for process in sorted(gone, key=lambda one: (one.number < 0, one.number)):
             if self._processes.get(process.number) is process:  # else all have started over meanwhile
-                self._hear_out(process)
+                self._on_control(process)
                 self._listener.ended(process.number, -int(signal.SIGKILL), why)
-
-    def _hear_out(self, process: Process) -> None:
-        """Its last words may lie unread."""
-        if process.control is not None:
-            self._on_control(process)
 
     def _on_control(self, process: Process) -> None:
         try:
@@ -376,8 +366,3 @@ class LocalWorkerPool:
         for stream in STREAMS:
             if chunk := self._output.rest(process.local_rank, stream):
                 self._audience.output(stream, chunk)
-
-
-def _why(report: dict[str, Any]) -> str:
-    """Return what is known of a process's end beyond its status."""
-    return f"it could not be started ({os.strerror(report['errno'])})" if "failed" in report else ""

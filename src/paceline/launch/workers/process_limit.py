@@ -76,9 +76,8 @@ def control_groups(controller: str) -> list[Path]:
     found = [root, root / controller]
     for line in lines:
         _, controllers, path = line.split(":", 2)
-        if not controllers or controller in controllers.split(
-            ","
-        ):  # one tree for all, or (version 1) its own
+        # One tree for all, or (version 1) its own.
+        if not controllers or controller in controllers.split(","):
             base = root / controller if controllers else root
             own = base / path.lstrip("/")
             found += [one for one in (own, *own.parents) if one.is_relative_to(base)]

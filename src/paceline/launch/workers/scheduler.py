@@ -129,9 +129,8 @@ class WorkerScheduler:
         members = self._membership.members
         staying = Counter(one.node for one in self._roster.running() if not members[one.number].leaving)
         node = node or self._nodes.place(staying)
-        identity = Identity(
-            rank=0, size=1, local_rank=0, local_size=1, **self._where(node.store_address)
-        )  # its place on the machine is filled in when it is entered
+        # Its place on the machine is filled in when it is entered.
+        identity = Identity(rank=0, size=1, local_rank=0, local_size=1, **self._where(node.store_address))
         self._start(node, identity, rank=None)
 
     def _start(self, node: Node, identity: Identity, rank: int | None) -> None:
@@ -140,16 +139,11 @@ class WorkerScheduler:
         local_size = max(identity.local_size, entry.local_rank + 1)
         identity = dataclasses.replace(identity, local_rank=entry.local_rank, local_size=local_size)
         self._membership.add(entry.number, rank=rank, host=node.index)
-        job = self._plan.jobs[0]
-        call = job.call
+        call = self._plan.jobs[0].call
         if self.resumes and isinstance(call, FunctionCall):
             call = call.resumed()
         job = dataclasses.replace(
-            job,
-            identity=identity,
-            call=call,
-            starts=self._starts,
-            newcomer=rank is None,
+            self._plan.jobs[0], identity=identity, call=call, starts=self._starts, newcomer=rank is None
         )
         if rank == 0:
             self._show(entry.number)

@@ -136,9 +136,8 @@ class DdpReducer(Reducer):
         if self._ddp is not None:
             if self._compress != "none":
                 step.trained.check("--compress")  # it remembers what it left out, by the place of a parameter
-            step.auxiliary.agreed = (
-                False  # a term may be all that reaches what has begun to train: look once more
-            )
+            # A term may be all that reaches what has begun to train: look once more.
+            step.auxiliary.agreed = False
         super().wire(step)
         self._wire()
 

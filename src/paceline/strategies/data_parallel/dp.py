@@ -29,7 +29,7 @@ from paceline.compat.tensors import hooks_of, share_hooks
 from paceline.errors import InputError
 from paceline.reduce.tree import Gradients, Subtree
 from paceline.strategies import gradients
-from paceline.strategies.base import Exactness, LossFunction, ShardWork, StepWork, StrategyInputs
+from paceline.strategies.base import BuiltInStrategy, LossFunction, ShardWork, StepWork, StrategyInputs
 from paceline.strategies.guards.loss_checks import check_loss
 from paceline.strategies.guards.saved_values import Graph, writes_refused
 from paceline.strategies.guards.writes import Writes
@@ -38,21 +38,15 @@ from paceline.strategies.reducer import Reducer
 from paceline.strategies.replica import Replica
 from paceline.strategies.schedule import Passes, Schedule
 from paceline.strategies.step_state import StepState
-from paceline.strategies.tuning import Tuning
 from paceline.task import Loss
 from paceline.world import World
 
 
-class DataParallel:
+class DataParallel(BuiltInStrategy):
     """Threads on a CPU, or several GPUs of one machine, under one process."""
 
     name = "dp"
-    exactness = Exactness.BITWISE
     threaded = True
-
-    def level(self, tuning: Tuning) -> Exactness:  # noqa: ARG002
-        """Return its own level: no tuning changes it."""
-        return self.exactness
 
     def prepare(self, inputs: StrategyInputs, world: World) -> Replica:
         """Return a replica over the threads and devices."""
@@ -311,14 +305,13 @@ def _can_wait(loss: Loss, model: nn.Module, batch: Iterable[Tensor]) -> bool:
 
 
 def _generators() -> tuple[Any, ...]:
-    states = [torch.get_rng_state()]
     numpy_state = np.random.get_state(legacy=False)
-    return states, numpy_state["state"], random.getstate()
+    return torch.get_rng_state(), numpy_state["state"], random.getstate()
 
 
 def _same(before: tuple[Any, ...], after: tuple[Any, ...]) -> bool:
     return (
-        all(torch.equal(a, b) for a, b in zip(before[0], after[0], strict=True))
+        torch.equal(before[0], after[0])
         and before[1]["pos"] == after[1]["pos"]
         and np.array_equal(before[1]["key"], after[1]["key"])
         and before[2] == after[2]

@@ -3,24 +3,17 @@
 from __future__ import annotations
 
 from paceline.errors import InputError
-from paceline.strategies.base import Exactness, StrategyInputs
+from paceline.strategies.base import BuiltInStrategy, StrategyInputs
 from paceline.strategies.buffers.batchnorm import synchronise
 from paceline.strategies.placement import WholePlacement
 from paceline.strategies.replica import Replica
-from paceline.strategies.tuning import Tuning
 from paceline.world import World
 
 
-class Single:
+class Single(BuiltInStrategy):
     """Every shard in turn, in one process."""
 
     name = "single"
-    exactness = Exactness.BITWISE
-    threaded = False
-
-    def level(self, tuning: Tuning) -> Exactness:  # noqa: ARG002
-        """Return its own level: no tuning changes it."""
-        return self.exactness
 
     def prepare(self, inputs: StrategyInputs, world: World) -> Replica:
         """Place the model on the one device."""

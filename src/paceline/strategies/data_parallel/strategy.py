@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from paceline.strategies import compression
-from paceline.strategies.base import Exactness, StrategyInputs
+from paceline.strategies.base import BuiltInStrategy, Exactness, StrategyInputs
 from paceline.strategies.buffers.batchnorm import synchronise
 from paceline.strategies.data_parallel.ddp_reducer import DdpReducer
 from paceline.strategies.placement import WholePlacement
@@ -12,12 +12,10 @@ from paceline.strategies.tuning import Tuning
 from paceline.world import World
 
 
-class Ddp:
+class Ddp(BuiltInStrategy):
     """Gradients summed over processes in buckets, while the backward pass goes on."""
 
     name = "ddp"
-    exactness = Exactness.BITWISE
-    threaded = False
 
     def level(self, tuning: Tuning) -> Exactness:
         """Return what is left of the promise when gradients are made smaller on their way."""

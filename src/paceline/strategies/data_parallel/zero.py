@@ -74,7 +74,7 @@ class DealtPlacement(Placement):
         ]
         others = {id(parameter) for parameter in self._others}
         self._absent = {id(one): name for name, one in self.model.named_parameters() if id(one) in others}
-        self._strange = {name for name, parameter in self.model.named_parameters() if id(parameter) in others}
+        self._strange = set(self._absent.values())
         self._rounds = _rounds(dealt, owners, self._world.size)
         self._release()
         self.refresh()

@@ -278,9 +278,8 @@ class ParamGroup:
     def _before_forward(self, *args: Any) -> Any:
         check_transforms("fsdp")
         if self.name and self._group.is_unsharded:
-            self.check_slots(
-                memory=False
-            )  # its gradients leave before those of what was put in the place of its weights are there
+            # Its gradients leave before those of what was put in the place of its weights are there.
+            self.check_slots(memory=False)
         if torch.is_grad_enabled() and autograd.graph_task() == -1:
             self._uses += 1
         made = self._pre_forward(*args)

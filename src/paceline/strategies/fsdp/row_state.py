@@ -70,9 +70,8 @@ def guard_state(optimizers: Iterable[Optimizer], names: dict[int, str]) -> None:
         if type(one.state) is defaultdict:
             one.state = RowState(one.state.default_factory, one.state)
         if isinstance(one.state, RowState):
-            one.state.names = (
-                names  # of this group: the weights of the one before are gone, and their ids may be others'
-            )
+            # Of this group: the weights of the one before are gone, and their ids may be others'.
+            one.state.names = names
 
 
 def whole_weights(pairs: Iterable[tuple[str, Tensor, Tensor]]) -> dict[int, str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from paceline.errors import InputError
-from paceline.strategies.base import Exactness, StrategyInputs
+from paceline.strategies.base import BuiltInStrategy, Exactness, StrategyInputs
 from paceline.strategies.data_parallel.strategy import Ddp
 from paceline.strategies.fsdp.placement import RowsPlacement
 from paceline.strategies.fsdp.reducer import FsdpReducer, GatheringSchedule, is_exact
@@ -16,12 +16,10 @@ from paceline.strategies.tuning import Tuning
 from paceline.world import World
 
 
-class Fsdp:
+class Fsdp(BuiltInStrategy):
     """Every worker keeps some rows of each parameter, and gathers a block's weights when they are needed."""
 
     name = "fsdp"
-    exactness = Exactness.BITWISE
-    threaded = False
 
     def level(self, tuning: Tuning) -> Exactness:
         """Return the level that these options leave: weights gathered in fewer bits are other weights."""

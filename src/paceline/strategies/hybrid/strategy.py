@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from paceline.errors import InputError
 from paceline.strategies import sparse
-from paceline.strategies.base import Exactness, StrategyInputs
+from paceline.strategies.base import BuiltInStrategy, StrategyInputs
 from paceline.strategies.buffers.batchnorm import synchronise
 from paceline.strategies.data_parallel.ddp_reducer import DdpReducer
 from paceline.strategies.data_parallel.strategy import Ddp
@@ -18,21 +18,14 @@ from paceline.strategies.hybrid.trainer import DensePlacement, PushedRows, Serve
 from paceline.strategies.placement import spread_weights
 from paceline.strategies.reducer import Reducer
 from paceline.strategies.replica import Replica
-from paceline.strategies.tuning import Tuning
 from paceline.world import World
 from paceline.world.world import CALLS
 
 
-class Hybrid:
+class Hybrid(BuiltInStrategy):
     """Trainers and servers; the sums of both are those of one process."""
 
     name = "hybrid"
-    exactness = Exactness.BITWISE
-    threaded = False
-
-    def level(self, tuning: Tuning) -> Exactness:  # noqa: ARG002
-        """Return its own level: no tuning changes it."""
-        return self.exactness
 
     def prepare(self, inputs: StrategyInputs, world: World) -> Replica:
         """Place the tables on the servers and the rest on the trainers."""

@@ -193,9 +193,8 @@ def send_away(name: str, table: nn.Embedding | nn.EmbeddingBag, fetch: Fetch, de
     table.fetch = fetch  # type: ignore[assignment]
     table.name = name  # type: ignore[assignment]
     stand_in = without_memory(table.weight.shape, table.weight.dtype, device)
-    stand_in[:1, :1] = float(
-        "nan"
-    )  # which is all of it: what is read here is no number, rather than a wrong one
+    # Which is all of it: what is read here is no number, rather than a wrong one.
+    stand_in[:1, :1] = float("nan")
     table.weight.data = stand_in
     table.memory = stand_in.data_ptr()  # type: ignore[assignment]
 

@@ -18,27 +18,21 @@ average is lost with it, and whoever was a step behind takes over the weights of
 from __future__ import annotations
 
 from paceline.errors import InputError
-from paceline.strategies.base import Exactness, StrategyInputs
+from paceline.strategies.base import BuiltInStrategy, Exactness, StrategyInputs
 from paceline.strategies.guards.overlaps import refuse_overlaps
 from paceline.strategies.guards.refusals import refuse_sparse
 from paceline.strategies.local_sgd.placement import DriftingPlacement
 from paceline.strategies.local_sgd.reducer import OwnReducer
 from paceline.strategies.placement import WholePlacement
 from paceline.strategies.replica import Replica
-from paceline.strategies.tuning import Tuning
 from paceline.world import World
 
 
-class LocalSgd:
+class LocalSgd(BuiltInStrategy):
     """Steps alone, averages now and then."""
 
     name = "local-sgd"
     exactness = Exactness.STATISTICAL
-    threaded = False
-
-    def level(self, tuning: Tuning) -> Exactness:  # noqa: ARG002
-        """Return its own level: no tuning changes it."""
-        return self.exactness
 
     def prepare(self, inputs: StrategyInputs, world: World) -> Replica:
         """Make a replica that averages; one that has nobody to average with is one process."""

@@ -15,6 +15,8 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from paceline.state.packing import bunches
+
 BUNCH = 256 << 20
 """Bytes of rows that are on the device at once; their optimizer state comes with them."""
 
@@ -72,7 +74,7 @@ class HostRows:
         }
         for parameter in gradients:
             parameter.grad = None
-        for bunch in self._bunches(gradients):
+        for bunch in bunches(gradients, lambda one: one.numel() * one.element_size(), self._bunch):
             self._update({parameter: gradients[parameter] for parameter in bunch})
         for parameter, gradient in gradients.items():
             parameter.grad = gradient
@@ -80,19 +82,6 @@ class HostRows:
         if device.type != "cpu":
             # Whoever reads the rows next may do so without the device: a checkpoint, say.
             torch.accelerator.current_stream(device).synchronize()
-
-    def _bunches(self, parameters: Iterable[nn.Parameter]) -> Iterator[list[nn.Parameter]]:
-        bunch: list[nn.Parameter] = []
-        size = 0
-        for parameter in parameters:
-            needed = parameter.numel() * parameter.element_size()
-            if bunch and size + needed > self._bunch:
-                yield bunch
-                bunch, size = [], 0
-            bunch.append(parameter)
-            size += needed
-        if bunch:
-            yield bunch
 
     def _update(self, gradients: Mapping[nn.Parameter, Tensor]) -> None:
         """Bring a bunch to the device, update it there, and send it home; others have no gradient and are left alone."""

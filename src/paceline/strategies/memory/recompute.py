@@ -81,11 +81,8 @@ class Recomputed:
         if not torch.is_grad_enabled():
             return self._forward(*args, **kwargs)
         options: dict[str, Any] = {"context_fn": _keep_products} if self._selective else {}
-        if torch.compiler.is_compiling():
-            passed: Callable[..., Any] = (
-                self._forward
-            )  # compiled code recomputes without a second pass through here
-        else:
+        passed: Callable[..., Any] = self._forward
+        if not torch.compiler.is_compiling():  # compiled code recomputes without a second pass through here
             passed = _Passes(self._block, self._forward)
         return checkpoint(passed, *args, use_reentrant=False, **options, **kwargs)
 

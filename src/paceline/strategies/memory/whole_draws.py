@@ -15,7 +15,7 @@ from torch.distributed.tensor import DTensor
 
 from paceline.compat.dtensor import operator_handlers
 from paceline.errors import InputError
-from paceline.strategies.sharded import bounds_of
+from paceline.strategies.sharded import bounds_of, with_part
 
 _aten = torch.ops.aten
 _IN_PLACE = (_aten.uniform_.default, _aten.normal_.default, _aten.bernoulli_.float)
@@ -49,14 +49,7 @@ def _draw_into(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> DTenso
 def _draw_anew(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> DTensor:
     tensor: DTensor = args[0]
     drawn = _part(tensor, op, args, kwargs).clone().to(tensor.to_local().device)
-    return DTensor.from_local(
-        drawn,
-        tensor.device_mesh,
-        tensor.placements,
-        run_check=False,
-        shape=tensor.shape,
-        stride=tensor.stride(),
-    )
+    return with_part(tensor, drawn)
 
 
 def _part(tensor: DTensor, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor:
@@ -70,9 +63,4 @@ def _part(tensor: DTensor, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any
     # With --offload the parts lie in host memory; one process draws where it computes.
     device = local.device if local.is_meta else tensor.device_mesh.device_type
     whole = torch.empty_strided(tensor.shape, tensor.stride(), dtype=local.dtype, device=device)
-    bounds = bounds_of(tensor)
-    places = tuple(
-        slice(start, start + length) for start, length in zip(bounds.offset, bounds.shape, strict=True)
-    )
-    drawn: torch.Tensor = op(whole, *args[1:], **kwargs)
-    return drawn[places]
+    return bounds_of(tensor).of(op(whole, *args[1:], **kwargs))

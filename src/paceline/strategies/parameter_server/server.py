@@ -28,8 +28,7 @@ from paceline.strategies.base import StrategyInputs
 from paceline.strategies.guards.partial_update import Scope
 from paceline.strategies.guards.places import refuse_made_later
 from paceline.strategies.guards.writes import checksum
-from paceline.strategies.parameter_server.dealing import Dealing
-from paceline.strategies.parameter_server.members import ToldMembers
+from paceline.strategies.parameter_server.members import Dealing, ToldMembers
 from paceline.strategies.parameter_server.packing import HostPacking
 from paceline.strategies.parameter_server.push_queue import Content, Push, PushQueue
 from paceline.strategies.parameter_server.stepped_options import SteppedOptions

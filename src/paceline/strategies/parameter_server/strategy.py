@@ -16,7 +16,7 @@ of time, so the level is statistical; evaluations and checkpoints see all shares
 from __future__ import annotations
 
 from paceline.errors import InputError
-from paceline.strategies.base import Exactness, StrategyInputs
+from paceline.strategies.base import BuiltInStrategy, Exactness, StrategyInputs
 from paceline.strategies.guards.refusals import refuse_sparse
 from paceline.strategies.parameter_server.async_server import AsyncUpdate
 from paceline.strategies.parameter_server.server import ServerPlacement
@@ -29,12 +29,10 @@ from paceline.world import World
 from paceline.world.world import CALLS
 
 
-class ParameterServer:
+class ParameterServer(BuiltInStrategy):
     """Trainers push gradients and pull weights; servers hold the parameters."""
 
     name = "ps"
-    exactness = Exactness.BITWISE
-    threaded = False
 
     def level(self, tuning: Tuning) -> Exactness:
         """Return what is left of the promise when trainers do not wait for each other."""

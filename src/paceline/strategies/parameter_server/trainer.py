@@ -28,8 +28,7 @@ from paceline.strategies.guards.trained import check_equal
 from paceline.strategies.guards.writes import Writes
 from paceline.strategies.in_turns.optimizers import each_of, stepping
 from paceline.strategies.parameter_server import push_queue
-from paceline.strategies.parameter_server.dealing import Dealing, named_tensors
-from paceline.strategies.parameter_server.members import ToldMembers
+from paceline.strategies.parameter_server.members import Dealing, ToldMembers, named_tensors
 from paceline.strategies.parameter_server.packing import HostPacking
 from paceline.strategies.parameter_server.stepped_options import HeardOptions
 from paceline.strategies.placement import Placement, spread_weights, whole_state

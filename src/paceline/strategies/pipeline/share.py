@@ -41,15 +41,16 @@ class Share(nn.Module):
         """Yield the modules that have a buffer here, or a name for one that is yet to be made."""
         for path, module in self._root[0].named_modules():
             held = buffers_of(module).items()  # named_buffers leaves out those that are None
-            if any(value is None or _joined(path, name) in self.names for name, value in held):
+            if any(value is None or f"{path}.{name}".lstrip(".") in self.names for name, value in held):
                 yield path, module
 
     def named_buffers(self, *_: Any, **__: Any) -> Iterator[tuple[str, Tensor]]:
         """Yield this stage's buffers, and any that a forward pass has made."""
         for path, module in self._root[0].named_modules():
             for name, buffer in module.named_buffers(recurse=False):
-                if _joined(path, name) not in self._others:
-                    yield _joined(path, name), buffer
+                where = f"{path}.{name}".lstrip(".")
+                if where not in self._others:
+                    yield where, buffer
 
     def buffers(self, *_: Any, **__: Any) -> Iterator[Tensor]:
         """Return them without names."""
@@ -279,9 +280,8 @@ class _Replay:
             self._following.end()
         self._streams.replayed(self._before, self._came.stream)
         self._streams.go_on(self._came.stream)
-        self.inputs = Inputs(
-            (self.args, self.kwargs)
-        )  # what the forward pass writes before this, other stages do
+        # What the forward pass writes before this, other stages do.
+        self.inputs = Inputs((self.args, self.kwargs))
         self._stand_ins = tree_leaves((args, kwargs))
         self._values = {
             id(stand_in): value
@@ -345,7 +345,7 @@ def _remember(module: nn.Module, path: str, run: Sequence[str]) -> None:
         module.forward = _Remembered(module, module.forward)
     elif path not in run:
         for name, child in module.named_children():
-            _remember(child, _joined(path, name), run)
+            _remember(child, f"{path}.{name}".lstrip("."), run)
 
 
 def _refuse(model: nn.Module, error: Exception) -> NoReturn:
@@ -394,7 +394,3 @@ def _refuse_change(name: str) -> NoReturn:
         f"{name or 'the model'} was given other modules or hooks after pp had cut the model into stages, which do not have them. "
         "Make the model as it is to be trained, with its hooks, before run.prepare, or use another strategy."
     )
-
-
-def _joined(path: str, name: str) -> str:
-    return f"{path}.{name}" if path else name

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -21,11 +21,9 @@ from paceline.state.chunks import (
     Read,
     assemble,
     collect,
-    read_model,
-    read_slots,
     survey,
 )
-from paceline.state.optimizer_state import load_optimizer_state, optimizer_state
+from paceline.state.optimizer_state import optimizer_state
 from paceline.strategies.guards.absent import drop
 from paceline.strategies.sharded import LocalPart, ShardedTensors
 from paceline.world import World, all_gather_object
@@ -86,14 +84,12 @@ class StageState(ShardedTensors):
     def _load_optimizer(
         self, optimizer: Optimizer, catalogue: Catalogue, read: Read, described: Mapping[str, Any]
     ) -> None:
-        state = {name: dict(slots) for name, slots in described["state"].items() if name in self.by_name}
-        for name, slots in read_slots(catalogue, read, self.by_name).items():
-            state.setdefault(name, {}).update(slots)
+        state = {name: slots for name, slots in described["state"].items() if name in self.by_name}
         groups = [
             {**group, "params": [name for name in group["params"] if name in self.by_name]}
             for group in described["groups"]
         ]
-        load_optimizer_state(cast(nn.Module, self), optimizer, {"state": state, "groups": groups})
+        super()._load_optimizer(optimizer, catalogue, read, {"state": state, "groups": groups})
 
     def local_state(self, optimizer: Optimizer, extra_state: Mapping[str, Any]) -> LocalState:
         """Return what this worker holds; the groups are those of the whole model."""
@@ -103,13 +99,6 @@ class StageState(ShardedTensors):
             {**group, "params": names} for group, names in zip(described["groups"], self._groups, strict=True)
         ]
         return replace(held, extra_state={**held.extra_state, OPTIMIZER: {**described, "groups": groups}})
-
-    def load_local_state(
-        self, optimizer: Optimizer, catalogue: Catalogue, read: Read, described: Mapping[str, Any]
-    ) -> None:
-        """Load this worker's part of a whole state."""
-        read_model(self._model_chunks(), catalogue, read)
-        self._load_optimizer(optimizer, catalogue, read, described)
 
     def gathered(self, held: LocalState, world: World) -> dict[str, Any]:
         """Put the whole state together, on all workers, in the order in which one process has it."""

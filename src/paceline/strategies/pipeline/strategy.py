@@ -11,26 +11,19 @@ from __future__ import annotations
 
 from paceline.data import owned_shards
 from paceline.errors import InputError
-from paceline.strategies.base import Exactness, StrategyInputs
+from paceline.strategies.base import BuiltInStrategy, StrategyInputs
 from paceline.strategies.pipeline.order import fewest
 from paceline.strategies.pipeline.placement import StagePlacement
 from paceline.strategies.pipeline.reducer import StageReducer
 from paceline.strategies.pipeline.schedule import PipelineSchedule
 from paceline.strategies.replica import Replica
-from paceline.strategies.tuning import Tuning
 from paceline.world import World
 
 
-class Pipeline:
+class Pipeline(BuiltInStrategy):
     """A pipeline of stages; beside `ddp` and `fsdp`, several pipelines that share the data."""
 
     name = "pp"
-    exactness = Exactness.BITWISE
-    threaded = False
-
-    def level(self, tuning: Tuning) -> Exactness:  # noqa: ARG002
-        """Return its own level: the bits are the same in any schedule."""
-        return self.exactness
 
     def prepare(self, inputs: StrategyInputs, world: World) -> Replica:
         """Make one worker's end of a pipeline; a pipeline of one worker is none."""

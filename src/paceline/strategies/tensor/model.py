@@ -34,7 +34,7 @@ from paceline.state.chunks import (
 )
 from paceline.strategies.guards.refusals import refuse_copies
 from paceline.strategies.guards.second_order import check_transforms, watch_order
-from paceline.strategies.sharded import bounds_of
+from paceline.strategies.sharded import bounds_of, with_part
 from paceline.strategies.tensor.plan import TensorPlan, check_divided, check_tied
 from paceline.strategies.tensor.proposal import join
 
@@ -233,14 +233,7 @@ def _contiguous(value: Any) -> Any:
     with torch.no_grad():
         if value.to_local().is_contiguous():
             return value
-    return DTensor.from_local(
-        value.to_local().contiguous(),
-        value.device_mesh,
-        value.placements,
-        run_check=False,
-        shape=value.shape,
-        stride=value.stride(),
-    )
+    return with_part(value, value.to_local().contiguous())
 
 
 def adopt(optimizer: Optimizer, model: nn.Module, before: Mapping[str, nn.Parameter], cuts: Cuts) -> None:

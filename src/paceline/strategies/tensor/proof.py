@@ -66,7 +66,7 @@ class Proof:
         ]
 
     def _note(self, module: nn.Module, _: Any) -> None:
-        self._before = _generators(module) if module.training else None
+        self._before = _generator(module).get_state() if module.training else None
 
     def _compare(self, module: nn.Module, inputs: Any, kwargs: dict[str, Any], output: Any) -> None:
         if self._before is None or self._whole is None:
@@ -76,7 +76,7 @@ class Proof:
             hook.remove()
         # Under the eyes of selective recomputation this pass would count as work of the block around it.
         with torch.no_grad(), seeds.preserved(), no_modes():
-            _restore(module, self._before)
+            _generator(module).set_state(self._before)
             wanted = whole.train()(*inputs, **kwargs)
         for one, other in zip(_tensors(output), _tensors(wanted), strict=False):
             apart = float((one.detach() - other).norm() / other.norm().clamp(min=1e-12))
@@ -125,14 +125,8 @@ def _tensors(value: Any) -> list[Tensor]:
     return [one for each in value for one in _tensors(each)] if isinstance(value, list | tuple) else []
 
 
-def _generators(module: nn.Module) -> Tensor:
+def _generator(module: nn.Module) -> torch.Generator:
     device = next(module.parameters()).device
-    return torch.cuda.get_rng_state(device) if device.type == "cuda" else torch.get_rng_state()
-
-
-def _restore(module: nn.Module, state: Tensor) -> None:
-    device = next(module.parameters()).device
-    if device.type == "cuda":
-        torch.cuda.set_rng_state(state, device)
-    else:
-        torch.set_rng_state(state)
+    return (
+        torch.cuda.default_generators[device.index or 0] if device.type == "cuda" else torch.default_generator
+    )

@@ -28,7 +28,14 @@ from paceline.errors import InputError
 from paceline.state.chunks import Catalogue, ChunkBounds, LocalState, Read
 from paceline.state.redistribution import own_bounds
 from paceline.strategies import compression
-from paceline.strategies.base import Exactness, Leaves, LossFunction, StepWork, StrategyInputs
+from paceline.strategies.base import (
+    BuiltInStrategy,
+    Exactness,
+    Leaves,
+    LossFunction,
+    StepWork,
+    StrategyInputs,
+)
 from paceline.strategies.buffers.batchnorm import synchronise
 from paceline.strategies.data_parallel.ddp_reducer import DdpReducer
 from paceline.strategies.data_parallel.strategy import Ddp
@@ -60,12 +67,11 @@ from paceline.world import World, determinism
 from paceline.world.mesh import DATA, Mesh
 
 
-class TensorParallel:
+class TensorParallel(BuiltInStrategy):
     """Matrices split among workers that see the same samples."""
 
     name = "tp"
     exactness = Exactness.NUMERIC
-    threaded = False
 
     def level(self, tuning: Tuning) -> Exactness:
         """Return its own level, or what is left of it where ddp beside it makes gradients smaller on their way."""

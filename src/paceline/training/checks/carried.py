@@ -14,8 +14,9 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from paceline.compat import dynamo
-from paceline.compat.tensors import no_torch_function, write_count
+from paceline.compat.tensors import no_torch_function
 from paceline.task import Loss
+from paceline.training.checks.findings import writes_to
 
 _DATA = 1
 """Marks what is computed from a batch or from weights; the other bits stand for the tensors that are followed."""
@@ -43,7 +44,7 @@ class Flow(TorchFunctionMode):
         """Where there were tensors before the passes: a list in which others turn up has grown."""
         self._marks: dict[int, tuple[weakref.ref[Tensor], int]] = {}
         self._bits = {name: 2 << place for place, name in enumerate(followed)}
-        self._before = {name: (weakref.ref(one), one.shape, _version(one)) for name, one in followed.items()}
+        self._before = {name: (weakref.ref(one), one.shape, writes_to(one)) for name, one in followed.items()}
         self._model = sum(self._bits[name] for name in inside if name in self._bits)
         """Those that the model holds: what they reach that is differentiated counts, for a stage of a pipeline has no loss."""
         self._used = self._shown = 0
@@ -111,7 +112,7 @@ class Flow(TorchFunctionMode):
 
     def _replaced(self, name: str, now: Tensor) -> bool:
         before, _, version = self._before[name]
-        return before() is not now or _version(now) != version
+        return before() is not now or writes_to(now) != version
 
     def _renewed(self, name: str, now: Tensor) -> bool:
         if not self._replaced(name, now):
@@ -150,7 +151,3 @@ def holder_of(name: str) -> str:
     if name.startswith("len("):
         return name[4:-1]
     return name.rpartition("[")[0] if name.endswith("]") else ""
-
-
-def _version(one: Tensor) -> int:
-    return 0 if one.is_inference() else write_count(one)

@@ -99,23 +99,20 @@ class Modes:
     def note_of_change(self, task: Task, model: nn.Module, number: int) -> str | None:
         """Return what to tell where a step, not the first of this process, has switched something."""
         before, self._flags = self._flags, [module.training for module in model.modules()]
-        if (
-            before is None
-        ):  # torch's own modules have no switch but the one for training; looking at all would cost a millisecond
+        if before is None:
+            # torch's own modules have no switch but the one for training; looking at all would cost a millisecond.
             named = [(name or "the model", module) for name, module in model.named_modules()]
             written = [pair for pair in named if not type(pair[1]).__module__.startswith("torch.")]
             self._own = [("the task", task), *written]
-        words, self._words = (
-            self._words,
-            [
-                {
-                    key: value
-                    for key, value in vars(owner).items()
-                    if type(value) in _SWITCHES and not key.startswith("_") and key != "training"
-                }
-                for _, owner in self._own
-            ],
-        )
+        words = self._words
+        self._words = [
+            {
+                key: value
+                for key, value in vars(owner).items()
+                if type(value) in _SWITCHES and not key.startswith("_") and key != "training"
+            }
+            for _, owner in self._own
+        ]
         if before is None or len(before) != len(self._flags):
             return None
         if before != self._flags:

@@ -41,9 +41,8 @@ class Handle:
                 dict(model.named_modules(remove_duplicate=False)) for model in (replica.model, self.model)
             )
             for name, module in held.items():
-                if name in made and vars(module) is not vars(
-                    made[name]
-                ):  # which a second name leads to once more
+                # A second name leads to one once more.
+                if name in made and vars(module) is not vars(made[name]):
                     _carry_over(module, made[name], self._known.get(name, {}))
                     _become(module, made[name])
             for name, module in held.items():

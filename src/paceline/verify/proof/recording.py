@@ -38,12 +38,7 @@ def main(run: Run, spec: TrainSpec, wanted: Watching | None = None) -> Record:
         watch.start = {name: value.clone() for name, value in begun.items()}
     modules: dict[str, None] = {}
     with forward_hooks(replica.model, enter=modules.setdefault if wanted.order else None):
-        for step in run.steps(
-            harness.loader,
-            steps=wanted.until or spec.steps,
-            max_grad_norm=harness.max_grad_norm,
-            after_epoch=harness.after_epoch,
-        ):
+        for step in harness.steps_to(wanted.until or spec.steps):
             watch.step(step, harness.task.loss)
     metrics, unchecked = harness.measure() if wanted.evaluate else ({}, "")
     return Record(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Iterator
 from typing import Any
 
 from torch import nn
@@ -17,6 +17,7 @@ from paceline.training.options import RunOptions
 from paceline.training.reference import make_task
 from paceline.training.run import Run, engine_of
 from paceline.training.spec import TrainSpec
+from paceline.training.step import Step
 from paceline.training.trainer import Trainer
 from paceline.world import seeds
 
@@ -37,9 +38,8 @@ class TaskHarness(Trainer):
 
     def open_loader(self, **loading: Any) -> ShardedLoader:
         """Open the training data once more from its beginning."""
-        kept: dict[str, Any] = {"collate": self.task.collate, "worker_init_fn": self.task.worker_init_fn}
-        kept["order"] = self.task.order()
-        return self.run.loader(self.dataset, batch_size=self.batch_size, **kept, **loading)
+        loading |= {"order": self.task.order(), **self._loading}
+        return self.run.loader(self.dataset, batch_size=self.batch_size, **loading)
 
     def make_model(self) -> nn.Module:
         """Make the model once more, as it is made for the strategy."""
@@ -51,12 +51,15 @@ class TaskHarness(Trainer):
         self.prepare()
         return self._state.replica
 
-    @property
-    def after_epoch(self) -> Callable[[int], None] | None:
-        """What is to be done between two epochs: a schedule that goes by a metric needs it measured."""
-        if not isinstance(self._state.replica.scheduler, OnMetric):
-            return None
-        return lambda epoch: self._measure(epoch, due=False)
+    def steps_to(self, last: int | None) -> Iterator[Step]:
+        """Yield the steps up to `last`; a schedule that goes by a metric has it measured between two epochs."""
+        measures = isinstance(self._state.replica.scheduler, OnMetric)
+        return self.run.steps(
+            self.loader,
+            steps=last,
+            max_grad_norm=self.max_grad_norm,
+            after_epoch=(lambda epoch: self._measure(epoch, due=False)) if measures else None,
+        )
 
     def measure(self) -> tuple[dict[str, float], str]:
         """Evaluate as `paceline train` does at the end, on a few batches; gives what could not be evaluated and why."""
@@ -69,13 +72,7 @@ class TaskHarness(Trainer):
             # One batch that is not a whole one, so that shares are unequal.
             few = min(len(held_out), 2 * self.batch_size + self.batch_size // 2 + 1)
             held_out = Subset(held_out, range(few))
-        loader = self.run.loader(
-            held_out,
-            batch_size=self._eval_batch(held_out),
-            shuffle=False,
-            collate=self.task.collate,
-            worker_init_fn=self.task.worker_init_fn,
-        )
+        loader = self._opened(held_out)
         try:
             return self.run.evaluate(loader, self.task.metrics), ""
         finally:

@@ -14,12 +14,7 @@ def main(run: Run, spec: TrainSpec, horizon: int | None, points: tuple[int, ...]
     trainer.horizon = horizon
     began_with = weights_sha256(trainer.prepared().state()["model"])
     state = engine_of(run).state
-    for step in run.steps(
-        trainer.loader,
-        steps=spec.steps,
-        max_grad_norm=trainer.max_grad_norm,
-        after_epoch=trainer.after_epoch,
-    ):
+    for step in trainer.steps_to(spec.steps):
         step.compute(trainer.task.loss)
         if state.position.number in points:
             run.save()

@@ -25,19 +25,8 @@ from paceline.world import env
 
 _REPLAY = "paceline.verify.receipts.replay:main"
 _GOVERNING = (
-    "task",
-    "settings",
-    "horizon",
-    "max_grad_norm",
-    "precision",
-    "micro_batch",
-    "compile",
-    "sync_batchnorm",
-    "exactness",
-    "samples",
-    "shuffle",
-    "order_seed",
-    "uneven",
+    *("task", "settings", "horizon", "max_grad_norm", "precision", "micro_batch", "compile"),
+    *("sync_batchnorm", "exactness", "samples", "shuffle", "order_seed", "uneven"),
 )
 """What must not change within a segment for one re-run to cover it."""
 _OF_DATA = ("stream", "samples", "shuffle", "order_seed", "uneven")

@@ -34,15 +34,6 @@ _TYPES = {
     torch.uint64: "UINT64_T",
     torch.bool: "C_BOOL",
 }
-_NUMBERS = {
-    "SUM": "SUM",
-    "PRODUCT": "PROD",
-    "MIN": "MIN",
-    "MAX": "MAX",
-    "BAND": "BAND",
-    "BOR": "BOR",
-    "BXOR": "BXOR",
-}
 _TRUTHS = {
     "SUM": "LOR",
     "PRODUCT": "LAND",
@@ -75,8 +66,8 @@ class MpiReduction(NamedTuple):
 
     def types(self, mpi: Any) -> tuple[Any, Any]:
         """Return MPI's datatype and operation."""
-        operations = _TRUTHS if self.dtype is torch.bool else _NUMBERS
-        return getattr(mpi, _TYPES[self.dtype]), getattr(mpi, operations[self.name])
+        operations = _TRUTHS if self.dtype is torch.bool else {"PRODUCT": "PROD"}
+        return getattr(mpi, _TYPES[self.dtype]), getattr(mpi, operations.get(self.name, self.name))
 
     def before(self, tensor: Tensor) -> Tensor:
         """Return what is combined in place of a tensor."""

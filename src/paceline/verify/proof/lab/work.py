@@ -38,12 +38,7 @@ def _experiment(harness: TaskHarness, run: Run) -> Notes:
     made = digests.of_named(harness.make_model().state_dict().items())
     replica = harness.prepared()
     last = (harness.spec.steps or 1) - 1
-    for step in harness.run.steps(
-        harness.loader,
-        steps=last + 1,
-        max_grad_norm=harness.max_grad_norm,
-        after_epoch=harness.after_epoch,
-    ):
+    for step in harness.steps_to(last + 1):
         if step.number < last:
             step.compute(harness.task.loss)
             continue
