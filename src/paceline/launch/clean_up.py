@@ -7,15 +7,14 @@ call, or under an `except` that catches everything, runs in each of them, while 
 from __future__ import annotations
 
 import ast
-import sysconfig
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from types import FrameType
 
+from paceline.compat.libraries import is_library
 from paceline.errors import InputError
 
 _SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Lambda)
-_LIBRARIES = tuple(sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib"))
 
 
 def check_call(caller: FrameType) -> None:
@@ -56,7 +55,7 @@ def _is_guarded(frame: FrameType) -> bool:
 
 def _clean_up(frame: FrameType) -> Iterator[tuple[int, str]]:
     """Return the line and the word of each block that an exception from the line a frame is at would run."""
-    if frame.f_code.co_filename.startswith(_LIBRARIES):
+    if is_library(str(Path(frame.f_code.co_filename).parent)):
         return
     for node in _statements(frame):
         if not isinstance(node, ast.Try | ast.TryStar):

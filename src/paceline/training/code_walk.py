@@ -12,7 +12,7 @@ from typing import Any
 from paceline.training.code_names import Names, names_of
 from paceline.training.plain_values import OTHER, plain
 from paceline.training.script import MAIN, name_across, script
-from paceline.training.task_folder import is_own
+from paceline.training.task_folder import is_own, is_users
 
 _MOST = 20_000
 """How many functions, classes and modules are gone through."""
@@ -152,11 +152,6 @@ class Walk:
             if described != OTHER:
                 self._found[key] = described
         return key
-
-
-def is_users(name: str) -> bool:
-    """Return whether a module is the user's: his script, or one that lies in no library."""
-    return name_across(name) == MAIN or is_own(sys.modules.get(name))
 
 
 def _lines(code: CodeType) -> Iterator[int]:

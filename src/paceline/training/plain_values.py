@@ -19,8 +19,8 @@ from types import BuiltinFunctionType, FunctionType, MappingProxyType, MethodTyp
 from typing import Any
 
 from paceline.training.marks import array_mark, code_mark, is_array, mark
-from paceline.training.script import MAIN, name_across
-from paceline.training.task_folder import is_own
+from paceline.training.script import name_across
+from paceline.training.task_folder import is_users
 
 _DEEPEST, _LONGEST, _MOST = 12, 1000, 20_000
 """How deep a value is looked into, how long a list and how many parts in all are compared part by part."""
@@ -233,8 +233,7 @@ def _object(value: Any, kind: type, depth: int, left: _Left) -> Any:
         return OTHER
     home = kind.__module__
     fields = type.__getattribute__(kind, "__dict__").get("__dataclass_fields__", {})
-    is_users = name_across(home) == MAIN or is_own(sys.modules.get(home))
-    if not (is_users or fields or (home, kind.__name__) in _RECORDS):
+    if not (is_users(home) or fields or (home, kind.__name__) in _RECORDS):
         return OTHER
     slots = [one.__dict__.get("__slots__", ()) for one in kind.__mro__]
     names = [name for one in slots for name in ((one,) if isinstance(one, str) else one)]

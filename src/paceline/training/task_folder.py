@@ -6,9 +6,7 @@ the ones that go by their names: for pickles, for processes that load data, and 
 
 from __future__ import annotations
 
-import os
 import sys
-import sysconfig
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -16,6 +14,9 @@ from functools import cache
 from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 from types import ModuleType
+
+from paceline.compat.libraries import is_library
+from paceline.training.script import MAIN, name_across
 
 _aside: dict[str, dict[str, ModuleType]] = {}
 """The modules of every other folder, by their names; they come back with a file of that folder."""
@@ -149,10 +150,8 @@ class Finder:
         others = PathFinder.find_spec(name, search_path(), target)
         if others is None or others.loader is None:
             return PathFinder.find_spec(name, [self.folder, *search_path()], target)
-        is_meant = any(Path(self.folder, name).glob("*.py")) and not str(others.origin).startswith(
-            _libraries()
-        )
-        return here if is_meant else others
+        is_meant = any(Path(self.folder, name).glob("*.py"))
+        return here if is_meant and not is_library(str(Path(str(others.origin)).parent)) else others
 
 
 def _own_modules() -> Mapping[str, tuple[ModuleType, set[str]]]:
@@ -165,7 +164,7 @@ def _own_modules() -> Mapping[str, tuple[ModuleType, set[str]]]:
         if top not in family or top in _NOT_BY_NAME:
             continue
         homes = _homes(family) if _has_parts_alone(family[top]) else {top: _home(family[top])}
-        own = {home for home in homes.values() if home and not home.startswith(_libraries())}
+        own = {home for home in homes.values() if home and not is_library(home)}
         if own == set(homes.values()) and len(own) == 1:
             found |= {name: (module, own) for name, module in family.items()}
         else:  # a library, or another folder, has the rest of it
@@ -194,7 +193,12 @@ def is_own(module: ModuleType | None) -> bool:
     if module is None or str(_attribute(module, "__name__")).partition(".")[0] == "paceline":
         return False
     home = _home(module)
-    return bool(home) and not home.startswith(_libraries())
+    return bool(home) and not is_library(home)
+
+
+def is_users(name: str) -> bool:
+    """Return whether a module is the user's by its name: the script, or one that lies in no library."""
+    return name_across(name) == MAIN or is_own(sys.modules.get(name))
 
 
 def _home(module: ModuleType, depth: int = 0) -> str:
@@ -231,14 +235,6 @@ def _real(folder: str) -> str:
 @cache
 def _links_followed(folder: str) -> str:
     return str(Path(folder).resolve())
-
-
-@cache
-def _libraries() -> tuple[str, ...]:
-    """Return where Python's own modules and those that are installed lie."""
-    kinds = ("stdlib", "platstdlib", "purelib", "platlib")
-    found = {sysconfig.get_path(kind) for kind in kinds} | {str(Path(os.__file__).parent)}
-    return tuple(str(Path(one).resolve()) for one in sorted(found))
 
 
 def hidden_helper(error: ImportError | AttributeError, folder: Path) -> Path | None:

@@ -238,12 +238,10 @@ def test_a_folder_of_data_hides_no_package(tmp_path: Path, monkeypatch: pytest.M
 def test_a_package_that_a_library_has_a_part_of_changes_its_other_part(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    library = tmp_path / "library"
+    library = tmp_path / "site-packages"
     (library / "user_task_pack").mkdir(parents=True)
     (library / "user_task_pack" / "base.py").touch()
     monkeypatch.syspath_prepend(str(library))
-    known = (*task_folder._libraries(), str(library))
-    monkeypatch.setattr(task_folder, "_libraries", lambda: known)
     base = importlib.import_module("user_task_pack.base")
     for folder, scale in (("one", 1), ("other", 100), ("one", 1)):
         path = tmp_path / folder / "user_task.py"

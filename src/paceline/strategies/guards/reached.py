@@ -20,6 +20,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import islice
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -28,6 +29,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader, Dataset, Sampler
 
+from paceline.compat.libraries import is_library
 from paceline.compat.modules import HOOKS, buffers_of, children_of
 
 Generator = (
@@ -56,8 +58,8 @@ ITERATORS: tuple[type, ...] = (
 _TABLES = frozenset(vars(nn.Module()))
 CLOSED = (Dataset, DataLoader, Sampler, Optimizer)
 """What is not looked into: passes do not compute with it."""
-_OTHERS = frozenset({"torch", "numpy", "paceline", *sys.stdlib_module_names}) - {"__main__"}
-"""Packages whose classes and functions hold nothing of the user's."""
+_OTHERS = frozenset({"torch", "numpy", "paceline"})
+"""Packages whose classes and functions hold nothing of the user's, wherever they lie."""
 
 
 @dataclass(slots=True)
@@ -132,7 +134,7 @@ def loop_objects(frame: types.FrameType | None) -> list[Named]:
     """Return the variables of a loop, and of the functions that called it, and the globals that their code names."""
     found: list[Named] = []
     for _ in range(_FRAMES):
-        while frame is not None and "-packages" in frame.f_code.co_filename:
+        while frame is not None and _is_in_library(frame.f_code.co_filename):
             frame = frame.f_back  # a progress bar around the batches
         if frame is None or not is_users(frame.f_globals.get("__name__", "")):
             break
@@ -284,5 +286,11 @@ def is_own(kind: type) -> bool:
 @functools.cache
 def is_users(module: str) -> bool:
     """Return whether the module of this name is neither Python's nor installed."""
-    root = module.partition(".")[0]
-    return root not in _OTHERS and "-packages" not in (getattr(sys.modules.get(root), "__file__", None) or "")
+    root, file = module.partition(".")[0], getattr(sys.modules.get(module), "__file__", None)
+    if not isinstance(file, str):  # a prompt's, or one that is part of Python's program
+        return root == "__main__" or root not in (_OTHERS | sys.stdlib_module_names)
+    return root not in _OTHERS and not _is_in_library(file)
+
+
+def _is_in_library(file: str) -> bool:
+    return is_library(str(Path(file).parent))
