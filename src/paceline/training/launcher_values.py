@@ -19,7 +19,7 @@ from typing import Any
 from paceline.errors import InputError
 from paceline.training.code_walk import Walk
 from paceline.training.differences import cut, differing, pair, parts_of, shown, without
-from paceline.training.plain_values import ABSENT, EMPTY_SET, Many, Record, Word, plain, same
+from paceline.training.plain_values import ABSENT, EMPTY_SET, Many, Record, Word, is_permuted, plain, same
 from paceline.training.script import MAIN, MAIN_ALIAS
 from paceline.training.source_values import Reached, is_fixed, written_by
 from paceline.training.source_volatile import is_volatile
@@ -100,7 +100,10 @@ class _Comparison:
         more = f", and {len(self._told) - _MOST} more" if len(self._told) > _MOST else ""
         files = sorted({Path(self._file(one.module) or one.module).name for one, _ in self._told[:_MOST]})
         first, here = self._told[0]
-        way = self._way(first, cut(first.value, here)[0])
+        apart = cut(first.value, here)
+        way = self._way(first, apart[0])
+        if is_permuted(*apart):
+            way = f"only the order differs, as that of a set does between processes: sort it, or {way}"
         return (
             f"{'; '.join(said)}{more}, which import {' and '.join(files)} anew; {way}, if they are to have it",
         )

@@ -10,7 +10,7 @@ import hashlib
 import math
 import sys
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -18,7 +18,7 @@ from pathlib import PurePath
 from types import BuiltinFunctionType, FunctionType, MappingProxyType, MethodType, ModuleType
 from typing import Any
 
-from paceline.training.marks import array_mark, code_mark, is_array, mark
+from paceline.training.digests import array_digest, code_digest, digest, is_array
 from paceline.training.script import name_across
 from paceline.training.task_folder import is_users
 
@@ -27,7 +27,9 @@ _DEEPEST, _LONGEST, _MOST = 12, 1000, 20_000
 _LONG_TEXT, _LONGEST_NUMBER = 10_000, 10_000
 """Characters of a text and bits of a number, beyond which a mark stands for it."""
 _HASHED = 16 << 20
-"""Bytes of tensors and arrays that are read of one value; of what is beyond that the shape is compared."""
+"""Bytes of arrays, long texts and sets that are read of one value; of what is beyond that the size is compared."""
+_MEMBER = 64
+"""Bytes that a member of a set counts as, at least."""
 _RECORDS = (("argparse", "Namespace"), ("types", "SimpleNamespace"))
 
 
@@ -61,6 +63,7 @@ class Record:
 
 
 OTHER = Word("an object")
+UNSEEN = Word("what was not looked at")
 ABSENT = Word("absent")
 EMPTY_SET = "set()"
 _AROUND: dict[type, str] = {
@@ -80,6 +83,13 @@ class _Left:
     path: set[int] = field(default_factory=set)
     """The containers that this one is in."""
 
+    def takes(self, size: int) -> bool:
+        """Return whether so many bytes may still be read, and count them."""
+        if size > self.bytes:
+            return False
+        self.bytes -= size
+        return True
+
 
 def plain(value: Any) -> Any:
     """Return a description of a value, OTHER where there is none; equal ones have equal descriptions in every process."""
@@ -89,7 +99,7 @@ def plain(value: Any) -> Any:
 def _described(value: Any, depth: int, left: _Left) -> Any:
     left.parts -= 1
     if depth < 0 or left.parts < 0:
-        return OTHER
+        return OTHER if depth < 0 else UNSEEN
     is_again = id(value) in left.path
     left.path.add(id(value))
     try:
@@ -110,35 +120,39 @@ def _single(value: Any, depth: int, left: _Left) -> Any:
     if value is None or kind in (bool, Word, Many, Record):
         return value
     describe = next((one for base, one in _SINGLE.items() if issubclass(kind, base)), None)
-    return _library(value, kind, depth, left) if describe is None else describe(value)
+    return _library(value, kind, depth, left) if describe is None else describe(value, left)
 
 
-def _number(value: Any) -> Any:
+def _number(value: Any, _left: _Left) -> Any:
     number = int.__int__(value)
     large = number.bit_length() > _LONGEST_NUMBER
-    return Word("a very large number", mark(hex(number))) if large else number
+    return Word("a very large number", digest(hex(number))) if large else number
 
 
-def _text(value: Any) -> Any:
+def _text(value: Any, left: _Left) -> Any:
     text = str.__str__(value)
-    return text if len(text) <= _LONG_TEXT else Word(f"a text of {len(text)} characters", mark(text))
+    if len(text) <= _LONG_TEXT:
+        return text
+    return Word(f"a text of {len(text)} characters", digest(text) if left.takes(len(text)) else "")
 
 
-def _raw(value: Any) -> Any:
-    raw = bytes(memoryview(value))
-    return raw if len(raw) <= _LONG_TEXT else Word(f"{len(raw)} bytes", mark(raw))
+def _raw(value: Any, left: _Left) -> Any:
+    raw = memoryview(value)
+    if len(raw) <= _LONG_TEXT:
+        return bytes(raw)
+    return Word(f"{len(raw)} bytes", digest(raw) if left.takes(len(raw)) else "")
 
 
-_SINGLE: dict[type, Callable[[Any], Any]] = {
-    enum.Enum: lambda value: Word(f"{type(value).__qualname__}.{value.name}"),
+_SINGLE: dict[type, Callable[[Any, _Left], Any]] = {
+    enum.Enum: lambda value, _: Word(f"{type(value).__qualname__}.{value.name}"),
     int: _number,
-    float: float.__float__,
+    float: lambda value, _: float.__float__(value),
     str: _text,
     bytes: _raw,
     bytearray: _raw,
-    PurePath: lambda value: Word(f"{type(value).__name__}({str(value)!r})"),
-    complex: lambda value: Word(repr(complex.__add__(value, 0))),
-    type: lambda value: Word(value.__qualname__, name_across(value.__module__)),
+    PurePath: lambda value, _: Word(f"{type(value).__name__}({str(value)!r})"),
+    complex: lambda value, _: Word(repr(complex.__add__(value, 0))),
+    type: lambda value, _: Word(value.__qualname__, name_across(value.__module__)),
 }
 """How values of these types are described, in this order: a member of an enumeration may be a number, too."""
 
@@ -156,8 +170,7 @@ def _library(value: Any, kind: type, depth: int, left: _Left) -> Any:
         return OTHER
     if is_array(value):
         text, size = f"a {kind.__name__} of shape {tuple(value.shape)}, {value.dtype}", int(value.nbytes)
-        left.bytes -= size
-        return Many(text, array_mark(value) if left.bytes >= 0 else "")
+        return Many(text, array_digest(value) if left.takes(size) else "")
     return plain(value.item()) if home == "numpy" and getattr(value, "shape", None) == () else OTHER
 
 
@@ -176,7 +189,7 @@ def function_word(function: FunctionType, described: Any = plain) -> Word:
             bound.append(held)
     name = function.__qualname__
     name = "<lambda>" if name.endswith("<lambda>") else name  # wherever it was written
-    return Word(name, mark(code_mark(function.__code__) + whole([described(one) for one in bound])))
+    return Word(name, digest(code_digest(function.__code__) + whole([described(one) for one in bound])))
 
 
 def _of_parts(value: Any, depth: int, left: _Left) -> Any:
@@ -185,7 +198,7 @@ def _of_parts(value: Any, depth: int, left: _Left) -> Any:
         return _described(getattr(value, _AROUND[kind]), depth, left)
     if kind is partial:
         parts = [_described(one, depth, left) for one in (value.func, value.args, value.keywords)]
-        return Word(f"partial({', '.join(map(repr, parts))})", mark(whole(parts)))
+        return Word(f"partial({', '.join(map(repr, parts))})", digest(whole(parts)))
     value, kind = (dict(value), dict) if kind is MappingProxyType else (value, kind)
     base = next((one for one in (list, tuple, deque, set, frozenset, dict) if issubclass(kind, one)), None)
     if base is None:
@@ -194,30 +207,54 @@ def _of_parts(value: Any, depth: int, left: _Left) -> Any:
         return _table(value, depth, left)
     # The type's own ways: those of a class that is made of it may raise.
     inside, length = base.__iter__(value), base.__len__(value)
-    return _set(inside, depth, left) if base in (set, frozenset) else _list(inside, length, depth, left)
+    if base in (set, frozenset):
+        return _unordered("set", inside, length, depth, left)
+    return _list(inside, length, depth, left)
 
 
-def _set(parts: Any, depth: int, left: _Left) -> Any:
-    texts = sorted(whole(_described(one, depth, left)) for one in parts)
+def _unordered(kind: str, parts: Any, length: int, depth: int, left: _Left) -> Any:
+    """Describe a set, or all items of a long table: in every order alike, so no part may take from what another may."""
+    if not left.takes(_MEMBER * length):
+        return Many(f"a {kind} of {length}")
+    most, size = left.parts // max(length, 1), left.bytes // max(length, 1) + _MEMBER
+    texts = []
+    for one in parts:
+        if _is_cheap(one, size):
+            texts.append(repr(one))
+            continue
+        share = _Left(most, size, left.path)
+        texts.append(whole(_described(one, depth, share)))
+        left.parts -= most - max(share.parts, 0)
+    texts.sort()
     shown = f"{{{', '.join(texts)}}}" if texts else EMPTY_SET
-    return Many(shown if len(shown) <= _LONGEST else f"a set of {len(texts)}", mark(shown))
+    return Many(shown if len(shown) <= _LONGEST else f"a {kind} of {length}", digest(shown))
+
+
+def _is_cheap(value: Any, size: int) -> bool:
+    kind = type(value)
+    return (
+        kind in (float, bool)
+        or (kind is int and value.bit_length() <= _MEMBER)
+        or (kind is str and len(value) <= size)
+        or (kind is tuple and len(value) < _MEMBER and all(_is_cheap(one, size) for one in value))
+    )
 
 
 def _list(parts: Any, length: int, depth: int, left: _Left) -> Any:
     if length <= _LONGEST:
         return [_described(one, depth, left) for one in parts]
-    made = hashlib.sha256()
+    made, total = hashlib.sha256(), 0
     for _, one in zip(range(_MOST), parts, strict=False):
-        made.update(whole(_described(one, depth, left)).encode())
+        inside = hashlib.sha256(whole(_described(one, depth, left)).encode("utf-8", "surrogatepass")).digest()
+        made.update(inside)
+        total += int.from_bytes(inside[:8])
         left.parts += type(one) in (int, float, str, bool)  # these are cheap
-    return Many(f"a list of {length}", made.hexdigest()[:16])
+    return Many(f"a list of {length}", f"{made.hexdigest()[:16]}/{total:x}")
 
 
 def _table(value: dict[Any, Any], depth: int, left: _Left) -> Any:
     if dict.__len__(value) > _LONGEST:
-        keys = _list(dict.keys(value), dict.__len__(value), depth, left)
-        parts = _list(dict.values(value), dict.__len__(value), depth, left)
-        return Many(f"a table of {dict.__len__(value)}", mark(whole([keys, parts])))
+        return _unordered("table", dict.items(value), dict.__len__(value), depth, left)
     made: dict[Any, Any] = {}
     for name, one in list(dict.items(value)):
         key = _described(name, depth, left)
@@ -272,9 +309,24 @@ def whole(value: Any) -> str:
     return repr(value)
 
 
+def is_permuted(one: Any, other: Any) -> bool:
+    """Return whether two descriptions have the same in them, in another order."""
+    return type(one) is type(other) and sorted(_leaves(one)) == sorted(_leaves(other))
+
+
+def _leaves(value: Any) -> Iterator[str]:
+    if isinstance(value, Record):
+        value = value.fields
+    if isinstance(value, dict | list):
+        for one in value if isinstance(value, list) else (*value, *value.values()):
+            yield from _leaves(one)
+    else:  # of a long list the mark of what is in it
+        yield f"{value.text}/{value.mark.rpartition('/')[2]}" if isinstance(value, Word) else repr(value)
+
+
 def same(one: Any, other: Any) -> bool:
     """Return whether two descriptions are equal; what is no number equals itself, and what cannot be described its like."""
-    if isinstance(one, float) and isinstance(other, float) and math.isnan(one) and math.isnan(other):
+    if UNSEEN in (one, other) or all(isinstance(part, float) and math.isnan(part) for part in (one, other)):
         return True
     if isinstance(one, list) and isinstance(other, list):
         return len(one) == len(other) and all(map(same, one, other))

@@ -25,6 +25,8 @@ _PURE = {
 _PURE |= {"reversed", "round", "set", "slice", "sorted", "str", "sum", "tuple", "zip"}
 _HARMLESS = _PURE | {"print", "isinstance", "repr", "type", "paceline"}
 """What may be given a table, and leaves it as it is."""
+_ORDER_FREE = {"frozenset", "len", "max", "min", "set", "sorted"}
+"""What gives the same of a set in whichever order its members come."""
 _KINDS = {"staticmethod", "classmethod", "property"}
 _STEADY = {"torch", "math", "numpy", "functools", "pathlib", "types", "argparse", "enum", "collections"}
 """Modules whose names stand for the same in every process."""
@@ -164,9 +166,10 @@ class Scope:
                 for target in node.targets:
                     self._bind(target, [node.value, *given])
             case ast.AnnAssign(value=ast.expr() as value) | ast.AugAssign(value=value):
-                self._bind(node.target, [value, *given])
+                of_sets = not isinstance(node, ast.AugAssign) or isinstance(node.op, _OF_SETS)
+                self._bind(node.target, [value if of_sets else _in_order(value), *given])
             case ast.For() | ast.AsyncFor():
-                self._bind(node.target, [node.iter, *given])
+                self._bind(node.target, [_in_order(node.iter), *given])
             case ast.Import() | ast.ImportFrom():
                 self._import(node, given)
             case ast.FunctionDef(decorator_list=by) | ast.ClassDef(decorator_list=by, keywords=[]) if all(
@@ -204,7 +207,8 @@ class Scope:
         root: ast.expr = call.func
         if isinstance(root, ast.Attribute):
             if root.attr in MUTATORS:
-                self._bind(ast.Subscript(root.value, ast.Constant(None), ast.Store()), [*arguments, *given])
+                into = map(_in_order, arguments) if root.attr in ("extend", "extendleft") else arguments
+                self._bind(ast.Subscript(root.value, ast.Constant(None), ast.Store()), [*into, *given])
             while isinstance(root, ast.Attribute):
                 root = root.value
         if not (isinstance(root, ast.Name) and root.id in _HARMLESS):
@@ -215,7 +219,7 @@ class Scope:
             self.bound.setdefault(target.id, []).extend(values)
         elif isinstance(target, ast.Tuple | ast.List):
             for one in target.elts:
-                self._bind(one, values)
+                self._bind(one, [value and _in_order(value) for value in values])
         elif isinstance(target, ast.Starred):
             self._bind(target.value, values)
         elif isinstance(target, ast.Subscript):
@@ -223,19 +227,41 @@ class Scope:
         elif isinstance(target, ast.Attribute):
             self.bound.setdefault(ast.unparse(target), []).extend(values)
 
-    def _closed(self, node: ast.AST, bound: frozenset[str]) -> bool:
-        """Return whether an expression is made of nothing but what the source says."""
+    def _closed(self, node: ast.AST, bound: frozenset[str], *, stored: bool = True) -> bool:
+        """Return whether an expression is made of nothing but what the source says.
+
+        `stored` says that it is kept as it is, and not read in an order, which a set has another in each process.
+        """
         if isinstance(node, ast.Name):
-            return node.id in bound or self.knows(node.id)
+            known = node.id in bound or self.knows(node.id)
+            return known and (stored or not self.has_set(node.id, set()))
         if isinstance(node, ast.Lambda):
             return True  # its code
         if isinstance(node, ast.Call) and not self._is_pure(node.func):
             return False
         if isinstance(node, ast.Await | ast.Yield | ast.YieldFrom | ast.NamedExpr):
             return False
+        if not stored and _makes_set(node):
+            return False
         if isinstance(node, ast.ListComp | ast.SetComp | ast.DictComp | ast.GeneratorExp):
             bound |= set(chain.from_iterable(_names(one.target) for one in node.generators))
-        return all(self._closed(one, bound) for one in ast.iter_child_nodes(node))
+        return all(
+            self._closed(one, bound, stored=_is_stored(one, node, within=stored))
+            for one in ast.iter_child_nodes(node)
+        )
+
+    def has_set(self, name: str, asked: set[str]) -> bool:
+        """Return whether a set is part of what a name stands for."""
+        if name not in self.bound:
+            return self._outer is not None and self._outer.has_set(name, asked)
+        if name in asked:
+            return False
+        asked.add(name)
+        found = filter(None, [*self.bound[name], self.classes.get(name)])
+        return any(
+            _makes_set(node) or (isinstance(node, ast.Name) and self.has_set(node.id, asked))
+            for node in chain.from_iterable(map(ast.walk, found))
+        )
 
     def _is_pure(self, called: ast.expr) -> bool:
         """Return whether a call gives the same wherever it is given the same."""
@@ -265,6 +291,34 @@ class Scope:
         if name in self.bound:
             return self.fixes(name)
         return self._outer.knows(name) if self._outer is not None else name in _PURE | _KINDS
+
+
+def _makes_set(node: ast.AST) -> bool:
+    called = isinstance(node, ast.Call) and ast.unparse(node.func) in ("set", "frozenset")
+    return called or isinstance(node, ast.Set | ast.SetComp)
+
+
+def _in_order(value: ast.expr) -> ast.expr:
+    """Return an expression for the members of another one, one by one."""
+    return ast.List([ast.Starred(value, ast.Load())], ast.Load())
+
+
+def _is_stored(part: ast.AST, of: ast.AST, *, within: bool) -> bool:
+    """Return whether a part of an expression is kept in it, or read in whichever order; `within`, whether that is."""
+    match of:
+        case ast.Call(func=func, keywords=keywords):
+            by_name = isinstance(func, ast.Name) and func.id in _ORDER_FREE
+            return isinstance(part, ast.keyword) or (by_name and not keywords)
+        case ast.List() | ast.Tuple():
+            return within and not isinstance(part, ast.Starred)
+        case ast.BinOp(op=op):
+            return within and isinstance(op, _OF_SETS)
+        case ast.ListComp() | ast.GeneratorExp() | ast.FormattedValue():
+            return False
+    return within or isinstance(of, ast.Compare | ast.SetComp | ast.DictComp | ast.Set)
+
+
+_OF_SETS = (ast.BitOr, ast.BitAnd, ast.Sub, ast.BitXor)
 
 
 def _names(node: ast.AST) -> set[str]:

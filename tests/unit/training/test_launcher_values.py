@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import itertools
 import pickle
+import subprocess
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -309,3 +310,83 @@ def test_a_function_whose_code_pytest_or_another_has_rewritten_is_the_same() -> 
     assert plain(here["twice"]) == plain(there["twice"])
     exec(compile("\n" + source, "helper.py", "exec"), there)  # noqa: S102
     assert plain(here["twice"]) != plain(there["twice"])
+
+
+UNORDERED = """
+VOCAB = frozenset(f"w{i}" for i in range(30000))
+TABLE = {w: len(w) for w in VOCAB}
+PAIRS = {(a, b, frozenset(a + b)) for a in "abcd" for b in "wxyz"}
+KINDS = {"a", "b", "c", "d", "e", "f"}
+CFG = {"labels": KINDS, "sorted": sorted(KINDS), "n": len(KINDS)}
+F = lambda x: x in ("q", frozenset({"aa", "bb", "cc"}))
+def main(run): return VOCAB, TABLE, PAIRS, CFG, F
+"""
+ORDERED = [
+    "C = list({'cat', 'dog', 'bird', 'fish', 'cow'})",
+    "S = {'cat', 'dog', 'bird', 'fish', 'cow'}\nC = {name: place for place, name in enumerate(S)}",
+    "C = []\nfor one in {'cat', 'dog', 'bird', 'fish', 'cow'}: C.append(one)",
+    "C = []\nC.extend({'cat', 'dog', 'bird', 'fish', 'cow'})",
+    "C = []\nC += {'cat', 'dog', 'bird', 'fish', 'cow'}",
+    "C = [n for n in frozenset('abcdefgh')]",
+    "C, *_ = [*{'cat', 'dog', 'bird', 'fish', 'cow'}],",
+    "class K: names = {'cat', 'dog', 'bird', 'fish', 'cow'}\nC = tuple(K.names)",
+    "C = list(set(map(str, range(3000))))",
+]
+READ = """
+import pickle, runpy, sys
+from paceline.training import launcher_values
+import swept
+values = launcher_values.of_function(swept.main)
+if len(sys.argv) > 1:
+    sys.stdout.buffer.write(pickle.dumps(values))
+else:
+    print(*pickle.load(sys.stdin.buffer).check())
+"""
+
+
+def across(folder: Path, source: str) -> str:
+    """What a worker says whose hashes are others than the launcher's."""
+    (folder / "swept.py").write_text(f"{TOP}\n{source}")
+    said = b""
+    for seed, argument in (("1", ["send"]), ("2", [])):
+        done = subprocess.run(
+            [sys.executable, "-c", READ, *argument],
+            cwd=folder,
+            env={"PYTHONHASHSEED": seed, "PYTHONPATH": str(folder)},
+            input=said,
+            capture_output=True,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr.decode()
+        said = done.stdout
+    return said.decode()
+
+
+def test_sets_are_compared_in_whichever_order(tmp_path: Path) -> None:
+    assert across(tmp_path, UNORDERED) == "\n"
+
+
+def test_an_order_that_is_a_sets_is_told_and_not_refused(tmp_path: Path) -> None:
+    parts = "\n".join(source.replace("C", f"C{place}") for place, source in enumerate(ORDERED))
+    names = [f"C{place}" for place in range(len(ORDERED))]
+    text = across(tmp_path, f"{parts}\ndef main(run): return {', '.join(names)}")
+    assert f", and {len(ORDERED) - 3} more" in text
+    assert "sort it, or pass it as an argument" in text
+
+
+def test_a_change_of_a_large_set_is_seen(tmp_path: Path) -> None:
+    source = "V = frozenset(f'w{i}' for i in range(30000))\ndef main(run): return V"
+    assert outcome(tmp_path, source, "V = V - {'w5'} | {'w'}").startswith("refused: ")
+
+
+@pytest.mark.parametrize("made", ["bytes(40 << 20)", "'a' * (40 << 20)", "set(range(400_000))"])
+def test_what_is_large_is_compared_by_its_size(made: str) -> None:
+    value = eval(made)  # noqa: S307
+    found = plain([value, b"b" * 20_000])
+    assert not found[0].mark
+    assert found[1].mark  # one that is small is read all the same
+
+
+def test_what_comes_after_very_much_that_nobody_reads(tmp_path: Path) -> None:
+    source = "c = types.SimpleNamespace(seen=[], lr=1)\ndef main(run): return c.lr"
+    assert outcome(tmp_path, source, "c.seen += [{n: n for n in range(100)} for _ in range(900)]") == "passed"
