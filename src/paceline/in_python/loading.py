@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import sys
 import warnings
 from collections.abc import Mapping
 from pathlib import Path
@@ -19,7 +18,7 @@ from paceline.in_python.source import AnyTaskOrNone, texts_of
 from paceline.launch.in_python import errors_in_keywords
 from paceline.ranges import STEPS_TAKEN
 from paceline.training import folder as run_folder
-from paceline.training.script import MAIN, script
+from paceline.training.script import script, started_here
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -113,7 +112,8 @@ def _task(run: Path, given: Any, settings: Mapping[str, Any] | None) -> Task:
 def _of_this_script(reference: str) -> type[Task] | None:
     """Return the class where it is one of the script that runs here: to import it would run it once more."""
     path, _, name = reference.rpartition(":")
-    return vars(sys.modules[MAIN]).get(name) if path and path == script() else None
+    there = started_here(path) if path and script() is not None else None
+    return None if there is None else vars(there).get(name)
 
 
 def _make(task: Task) -> nn.Module:

@@ -118,7 +118,7 @@ def _read(path: Path) -> ModuleType:
     there, state = sys.modules.get(name), _state_of(path)
     if there is not None and getattr(there, READ, None) == state:
         return there
-    spec = importlib.util.spec_from_file_location(name, path.resolve())
+    spec = importlib.util.spec_from_file_location(name, path.absolute())
     if spec is None or spec.loader is None:
         raise InputError(f"{path} cannot be imported as Python.")
     module = importlib.util.module_from_spec(spec)

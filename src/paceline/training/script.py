@@ -98,4 +98,4 @@ def script() -> str | None:
     path = getattr(sys.modules[MAIN], "__file__", None)
     if path is None or hasattr(sys, "ps1") or not Path(path).is_file():
         return None
-    return str(Path(path).resolve())
+    return str(Path(path).absolute())  # links stay: workers are to have the `__file__` that it has
