@@ -33,7 +33,7 @@ _MOST = 3
 
 
 @dataclass(frozen=True)
-class Named:
+class NamedValue:
     """A value that workers find by a name."""
 
     module: str
@@ -55,7 +55,7 @@ class Named:
 class LauncherValues:
     """What the launching process has, for a worker to compare."""
 
-    named: tuple[Named, ...] = field(default=(), repr=False)
+    named: tuple[NamedValue, ...] = field(default=(), repr=False)
     reached: Reached = field(default=frozenset(), repr=False)
     attributes: frozenset[str] | None = field(default=None, repr=False)
     """The attributes that the code reads of objects; None where it may read any."""
@@ -87,7 +87,7 @@ class _Comparison:
 
     def __init__(self, values: LauncherValues, main: ModuleType | None) -> None:
         self._values, self._main = values, main
-        self._told: list[tuple[Named, Any]] = []
+        self._told: list[tuple[NamedValue, Any]] = []
 
     def notes(self) -> tuple[str, ...]:
         """Return what to tell: one line."""
@@ -108,7 +108,7 @@ class _Comparison:
             f"{'; '.join(said)}{more}, which import {' and '.join(files)} anew; {way}, if they are to have it",
         )
 
-    def _way(self, one: Named, value: Any) -> str:
+    def _way(self, one: NamedValue, value: Any) -> str:
         """Return what to do for workers to have a value."""
         remedy = self._values.remedy
         if _VALUE in remedy and isinstance(value, Word | Record):  # no text of a command line
@@ -117,7 +117,7 @@ class _Comparison:
             )
         return remedy.replace(_NAME, one.spelled).replace(_KEY, one.name).replace(_VALUE, shown(value))
 
-    def compare(self, one: Named) -> None:
+    def compare(self, one: NamedValue) -> None:
         """Compare a value with this process's own: raise InputError, or keep it to be told, or pass it."""
         module = self._module(one.module)
         if module is None:
@@ -135,17 +135,24 @@ class _Comparison:
             there, here = without(there, unread), without(here, unread)
             if same(there, here):
                 return
-        seen = Named(one.module, one.owner, one.name, there, one.changed)
+        apart = differing(there, here)
+        if apart is not None:
+            drawn = [key for key in apart if is_volatile(self._file(one.module), one.owner, one.name, key)]
+            there, here = without(there, drawn), without(here, drawn)
+            if same(there, here):
+                return
+        seen = NamedValue(one.module, one.owner, one.name, there, one.changed)
         keys = self._written(one, there, here)
         if keys and _is_passing(keys, there, here):
             return
         certain = ANY not in keys and ((one.changed and not keys) or self._is_fixed(one, here))
         if certain and self._values.refuses:
             raise InputError(self._refusal(seen, here, keys))
-        if certain or keys or not is_volatile(self._file(one.module), one.owner, one.name):
+        file = self._file(one.module)
+        if certain or keys or apart is not None or not is_volatile(file, one.owner, one.name):
             self._told.append((seen, here))
 
-    def _refusal(self, one: Named, here: Any, written: set[Any]) -> str:
+    def _refusal(self, one: NamedValue, here: Any, written: set[Any]) -> str:
         what = f"{one.name} of {one.owner}" if one.owner else one.spelled
         value, other = cut(one.value, here)
         if written:  # what is left is what the code that runs does not write
@@ -157,14 +164,14 @@ class _Comparison:
             f"Where it is meant so, {env.CHANGED_VALUES}=note runs it all the same."
         )
 
-    def _is_fixed(self, one: Named, here: Any) -> bool:
+    def _is_fixed(self, one: NamedValue, here: Any) -> bool:
         mutable = isinstance(one.value, list | dict | Record | Many)
         file = self._file(one.module)
         return is_fixed(
             file, one.owner, one.name, mutable=mutable, is_here=lambda value: same(plain(value), here)
         )
 
-    def _written(self, one: Named, there: Any, here: Any) -> set[Any]:
+    def _written(self, one: NamedValue, there: Any, here: Any) -> set[Any]:
         """Return which keys of a value, or ANY, the code that runs writes itself."""
         keys = set()
         for write in self._writes:
@@ -231,7 +238,7 @@ def _noted(roots: Iterable[Any], remedy: str) -> LauncherValues:
     named = []
     for key, value in walk.found.items():
         changed = not same(_first.setdefault(key, value), value)
-        named.append(Named(*key, value, changed))
+        named.append(NamedValue(*key, value, changed))
     return LauncherValues(
         tuple(named),
         frozenset(walk.reached),

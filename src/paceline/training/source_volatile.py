@@ -34,21 +34,24 @@ _LAUNCHERS = (
 """How environment variables begin that say which process it is."""
 
 
-def is_volatile(file: str | None, owner: str, name: str) -> bool:
-    """Return whether a global, or an attribute of a class, is another in each process by what its source says."""
+def is_volatile(file: str | None, owner: str, name: str, part: object = None) -> bool:
+    """Return whether a global, or an attribute of a class, is another in each process by what its source says.
+
+    `part` asks for one key of a table, or one attribute of an object.
+    """
     tree = tree_of(file)
     found = None if tree is None else scopes_of(tree, owner)
     if tree is None or found is None:
         return False
     outer, scope = found
-    return _Volatile(tree, outer.bound).any(scope.bound.get(name, []))
+    return _Volatile(tree, outer.bound, part).any(scope.bound.get(name, []))
 
 
 class _Volatile:
     """Goes from an expression to all of the file that it is made of."""
 
-    def __init__(self, tree: ast.Module, bound: dict[str, list[ast.expr | None]]) -> None:
-        self._bound = bound
+    def __init__(self, tree: ast.Module, bound: dict[str, list[ast.expr | None]], part: object) -> None:
+        self._bound, self._part = bound, part
         self._defined = {
             one.name: one for one in tree.body if isinstance(one, ast.FunctionDef | ast.ClassDef)
         }
@@ -58,7 +61,7 @@ class _Volatile:
 
     def any(self, values: list[ast.expr | None]) -> bool:
         """Return whether one of these expressions is volatile, or made of what is."""
-        waiting: list[ast.AST] = [one for one in values if one is not None]
+        waiting: list[ast.AST] = [self._of_part(one) for one in values if one is not None]
         while waiting:
             value = waiting.pop()
             for node in ast.walk(value):
@@ -74,6 +77,8 @@ class _Volatile:
         match node:
             case ast.Call():
                 return self._call(node)
+            case ast.keyword(arg="default_factory", value=made):
+                return _last(made) in _CLOCKS | _PROCESS | _DRAWN
             case ast.Name(id=name):
                 return name == "__name__"
             case ast.Constant(value=str(text)) if text.startswith(_LAUNCHERS):
@@ -96,12 +101,35 @@ class _Volatile:
         found = self._defined.get(name)
         if not isinstance(found, ast.ClassDef):
             return [] if found is None else found.body
-        return [
+        made = [
             one
             for part in found.body
             if isinstance(part, ast.FunctionDef) and part.name in ("__init__", "__post_init__")
             for one in part.body
         ]
+        made += [one for one in found.body if isinstance(one, ast.AnnAssign)]  # fields of a dataclass
+        return [one for one in made if self._part is None or _assigned(one) in ("", self._part)]
+
+    def _of_part(self, value: ast.expr) -> ast.expr:
+        """Return what of an expression makes the part that is asked for; all of it where that cannot be said."""
+        match value:
+            case ast.Dict(keys=keys, values=values):
+                parts = [(getattr(key, "value", None), one) for key, one in zip(keys, values, strict=True)]
+            case ast.Call(keywords=keywords):
+                parts = [(one.arg, one.value) for one in keywords]
+            case _:
+                return value
+        return next((one for name, one in parts if name is not None and name == self._part), value)
+
+
+def _assigned(statement: ast.stmt) -> str:
+    """Return which attribute of an object, or field of a dataclass, a statement sets of nothing else that the object has."""
+    targets = statement.targets if isinstance(statement, ast.Assign) else [getattr(statement, "target", None)]
+    target = targets[0]
+    inside = ast.walk(getattr(statement, "value", None) or ast.Constant(None))
+    if any(isinstance(node, ast.Name) and node.id == "self" for node in inside):
+        return ""
+    return getattr(target, "attr", "") or getattr(target, "id", "")
 
 
 def _last(called: ast.expr) -> str:

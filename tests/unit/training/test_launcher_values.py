@@ -132,6 +132,21 @@ TOLD = {
     ),
     "given to somebody": ("L = [3]\ndef main(run): return heapq.heappush(L, 2)", "L.append(7)"),
     "in place": ("L = [1, 2]\ndef main(run): L.reverse()", "L.reverse()"),
+    "beside a clock in a table": (
+        "C = {'t': time.time(), 'lr': 0.1}\ndef main(run): return C['lr']",
+        "C['lr'] = 0.5",
+    ),
+    "beside a clock in a namespace": (
+        "C = types.SimpleNamespace(t=time.time(), lr=0.1)\ndef main(run): return C.lr, C.t",
+        "C.lr = 0.5",
+    ),
+    "beside a clock in an object": (
+        (
+            "class A:\n    def __init__(self):\n        self.t = time.time()\n        self.lr = 0.1\n"
+            "C = A()\ndef main(run): return C.lr, C.t"
+        ),
+        "C.lr = 0.5",
+    ),
     "rebound": ("LR = 0.1\ndef main(run):\n    global LR\n    LR *= 0.9", "LR = 0.5"),
 }
 PASSED = {
@@ -157,6 +172,21 @@ PASSED = {
         "class C:\n    def __init__(self): self.t = time.time()\nc = C()\ndef main(run): return c.t",
         "c.t = 0",
     ),
+    "an object with its clock that the code writes": (
+        (
+            "class T:\n    def __init__(self): self.t, self.n = time.time(), []\n    def lap(self): self.n.append(1)\n"
+            "t = T()\ndef main(run): return t.lap(), t.t"
+        ),
+        "t.lap(); t.t = 0",
+    ),
+    "a field of a dataclass with its clock": (
+        (
+            "@dataclass\nclass C:\n    lr: float = 0.1\n    t: float = field(default_factory=time.time)\n"
+            "c = C()\ndef main(run): return c.lr, c.t"
+        ),
+        "pass",
+    ),
+    "a key with its clock": ("C = {'t': time.time(), 'lr': 0.1}\ndef main(run): return C", "pass"),
     "a cache": ("C = {}\ndef main(run):\n    C[3] = 4", "main(0)"),
     "an alias": ("C = {}\ndef main(run):\n    c = C\n    if 3 not in c: c[3] = 4", "main(0)"),
     "a counter": ("N = 0\ndef main(run):\n    global N\n    N += 1", "main(0)"),
