@@ -12,10 +12,10 @@ from paceline.recovery.membership import STATE_LOST
 from paceline.recovery.position import Position
 from paceline.state.chunks import LocalState
 from paceline.state.optimizer_state import set_options
+from paceline.strategies.base import Exactness
 from paceline.strategies.replica import Replica
 from paceline.training import folder, resuming
 from paceline.training.changed_attributes import ChangedAttributes, Then
-from paceline.training.checks.same_kernels import kernels
 from paceline.training.core import EngineCore
 from paceline.training.description import new_receipt
 from paceline.training.frozen import KEY as FROZEN
@@ -27,6 +27,7 @@ from paceline.training.recorder import DataFacts
 from paceline.training.saving import Saving
 from paceline.training.user_loop.loop_state import Values
 from paceline.world import all_gather_object
+from paceline.world.kernels import kind_of
 from paceline.world.words import say_farewell
 
 
@@ -241,7 +242,8 @@ class RunGroup:
     def kernels(self) -> str:
         """What this worker's kernels are chosen by, where bits are promised."""
         state = self.core.state
-        return kernels(state.world, state.exactness, compiled=state.options.compile)
+        exact = state.exactness is Exactness.BITWISE
+        return kind_of(state.world.device, compiled=state.options.compile, exact=exact)
 
     @property
     def registers_states(self) -> bool:

@@ -24,7 +24,6 @@ from paceline.strategies.precision import Precision
 from paceline.strategies.replica import Replica
 from paceline.strategies.structure import Structure
 from paceline.training import resuming
-from paceline.training.checks.same_kernels import check_same_kernels, kernels
 from paceline.training.checks.same_model import made_alike
 from paceline.training.core import EngineCore
 from paceline.training.frozen import KEY as FROZEN
@@ -34,6 +33,7 @@ from paceline.training.strategy_inputs import BY_NAME, carried_inputs, new_parts
 from paceline.training.user_loop.handle import Handle
 from paceline.training.user_loop.schedules import LoopSchedule
 from paceline.world import broadcast_object, seeds
+from paceline.world.kernels import check_same_kernels, kind_of
 
 NO_BITS = (
     "this strategy promises no bits (statistical): the resumed run is one like the one that was left, but its weights will be "
@@ -107,7 +107,8 @@ class Preparation:
         joins = state.waits_to_join
         # What needs the others is done when there are any.
         inputs = replace(inputs, sync_batchnorm=inputs.sync_batchnorm and not joins)
-        check_same_kernels(state.world, kernels(state.world, state.exactness, compiled=state.options.compile))
+        exact = state.exactness is Exactness.BITWISE
+        check_same_kernels(state.world, kind_of(device, compiled=state.options.compile, exact=exact))
         alike = made_alike(inputs, state.world)
         replica = state.replica_or_none = state.strategy.prepare(alike, state.world)
         self.core.loop.guard.watch(replica)
