@@ -24,7 +24,7 @@ _MOST, _DEEPEST = 1000, 8
 
 
 @dataclass(frozen=True)
-class Named:
+class FunctionCopy:
     """Stands for a function or class."""
 
     name: str
@@ -56,7 +56,7 @@ def copied(value: Any) -> tuple[Any] | None:
 
 def opened(copy: Any) -> Any:
     """Return the value that a copy was made of."""
-    if isinstance(copy, Named):
+    if isinstance(copy, FunctionCopy):
         if copy.payload is None:
             raise ValueError(f"{copy.name} cannot travel")
         return copy.payload.open()
@@ -69,9 +69,9 @@ def opened(copy: Any) -> Any:
     return copy
 
 
-def held_back(copy: Any) -> Named | None:
+def held_back(copy: Any) -> FunctionCopy | None:
     """Return the first function in a copy that cannot be handed to another process."""
-    if isinstance(copy, Named):
+    if isinstance(copy, FunctionCopy):
         return copy if copy.payload is None else None
     if isinstance(copy, Unordered):
         copy = copy.members
@@ -86,7 +86,7 @@ def same(copy: Any, other: Any) -> bool:
 
 def shown(copy: Any) -> str:
     """Return a copy as a message names it."""
-    return copy.name if isinstance(copy, Named) else f"{copy!r:.60}"
+    return copy.name if isinstance(copy, FunctionCopy) else f"{copy!r:.60}"
 
 
 def described(function: Any) -> str:
@@ -122,8 +122,8 @@ def _is_ours(value: Any) -> bool:
     return (getattr(value, "__module__", None) or "").partition(".")[0] == "paceline"
 
 
-def _named(value: Any) -> Named:
-    return Named(*_known(value), None if isinstance(value, MethodType) else _payload(value))
+def _named(value: Any) -> FunctionCopy:
+    return FunctionCopy(*_known(value), None if isinstance(value, MethodType) else _payload(value))
 
 
 def _known(value: Any) -> tuple[str, str]:

@@ -17,10 +17,11 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
-from types import CodeType, FunctionType, ModuleType
+from types import FunctionType, ModuleType
 from typing import Any
 
 from paceline.compat import pickles
+from paceline.compat.code_names import names_in
 from paceline.errors import InputError
 from paceline.training.script import MAIN, import_script, script
 from paceline.training.wrapped_functions import REDUCERS, is_dispatching, take_apart_dispatching
@@ -152,12 +153,6 @@ def _parts(value: Any) -> Iterator[tuple[str, Any]]:
 def _goes_by_name(value: Any) -> bool:
     """Return whether a function or a class of a file goes by its name alone: what is in it has no part in that."""
     return script() is not None and isinstance(getattr(value, "__func__", value), FunctionType | type)
-
-
-def names_in(code: CodeType) -> set[str]:
-    """Return the names that code looks up, functions inside of it included."""
-    inner = (one for one in code.co_consts if isinstance(one, CodeType))
-    return set(code.co_names).union(*map(names_in, inner))
 
 
 @cache

@@ -9,7 +9,7 @@ from functools import partial
 from types import CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
 
-from paceline.training.code_names import Names, names_of
+from paceline.compat.code_names import Names, names_of
 from paceline.training.plain_values import OTHER, plain
 from paceline.training.script import MAIN, name_across, script
 from paceline.training.task_folder import is_own, is_users

@@ -83,7 +83,7 @@ class PythonState:
             self._classes.update(kind for kind in type(one).__mro__ if is_own(kind))
             if isinstance(one, types.FunctionType):
                 self._cells += one.__closure__ or ()
-                _note_globals(named, one.__globals__, set(users_code(one)))
+                _note_globals(named, one.__globals__, users_code(one))
             elif isinstance(one, Tensor) and one.device.type == "cpu" and not one.is_inference():
                 self._host.append(one)
             elif isinstance(one, np.ndarray) and one.nbytes <= _LONG:

@@ -29,6 +29,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader, Dataset, Sampler
 
+from paceline.compat.code_names import names_in
 from paceline.compat.libraries import is_library
 from paceline.compat.modules import HOOKS, buffers_of, children_of
 
@@ -268,14 +269,9 @@ def _named_globals(code: types.CodeType, held: dict[str, Any]) -> list[Named]:
     return found
 
 
-def users_code(function: types.FunctionType) -> list[str]:
+def users_code(function: types.FunctionType) -> set[str]:
     """Return the names of the globals that a function of the user's reads; none of another's."""
-    return _names_in(function.__code__) if is_users(function.__module__ or "") else []
-
-
-def _names_in(code: types.CodeType) -> list[str]:
-    inner = (constant for constant in code.co_consts if isinstance(constant, types.CodeType))
-    return [*code.co_names, *(name for one in inner for name in _names_in(one))]
+    return names_in(function.__code__) if is_users(function.__module__ or "") else set()
 
 
 def is_own(kind: type) -> bool:

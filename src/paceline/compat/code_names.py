@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dis
 from dataclasses import dataclass
-from functools import cache
+from functools import lru_cache
 from types import CodeType
 
 _OF_ATTRIBUTES = ("IMPORT_FROM", "LOAD_ATTR", "LOAD_METHOD")
@@ -24,7 +24,13 @@ class Names:
     """Whether it also looks up attributes whose names are not in it."""
 
 
-@cache
+def names_in(code: CodeType) -> set[str]:
+    """Return the names that code looks up, functions inside of it included, whatever they are of."""
+    inner = (one for one in code.co_consts if isinstance(one, CodeType))
+    return set(code.co_names).union(*map(names_in, inner))
+
+
+@lru_cache(maxsize=4096)
 def names_of(code: CodeType) -> Names:
     """Return what code looks up."""
     found, attributes, imported = set[str](), set[str](), set[str]()
