@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections import deque
 from collections.abc import Iterator
-from functools import partial
+from functools import cache, cached_property, partial
 from types import CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
 
@@ -16,7 +16,12 @@ from paceline.training.task_folder import is_own, is_users
 
 _MOST = 20_000
 """How many functions, classes and modules are gone through."""
-_BOUND = (classmethod, staticmethod, MethodType)
+_AROUND = {
+    **dict.fromkeys((classmethod, staticmethod, MethodType), "__func__"),
+    type(cache(len)): "__wrapped__",
+    cached_property: "func",
+}
+"""What stands around a function, and where that is."""
 
 
 class Walk:
@@ -64,8 +69,8 @@ class Walk:
         kind = type(value)
         if kind is partial:
             self._waiting += (value.func, *value.args, *value.keywords.values())
-        elif kind in _BOUND:
-            self._waiting.append(value.__func__)
+        elif kind in _AROUND:
+            self._waiting.append(getattr(value, _AROUND[kind]))
         elif kind is FunctionType:
             self._function(value)
         elif kind is property:
@@ -119,7 +124,7 @@ class Walk:
         """Go on with what a name stands for; of a module, with what is read of it."""
         kind = type(value)
         if not issubclass(kind, ModuleType):
-            known = kind in (FunctionType, partial, property, *_BOUND) or issubclass(kind, type)
+            known = kind in (FunctionType, partial, property, *_AROUND) or issubclass(kind, type)
             if known or is_users(kind.__module__):
                 self._waiting.append(value)
         elif is_own(value) and (id(value), names) not in self._read:
@@ -137,7 +142,7 @@ class Walk:
             for name in vars(one)
         }
         for name, value in list(vars(kind).items()):
-            if type(value) in (FunctionType, property, classmethod, staticmethod):
+            if type(value) in (FunctionType, property, *_AROUND):
                 self._waiting.append(value)
             if not name.startswith("__"):
                 key = self._note(kind.__module__, kind.__qualname__, name, value)

@@ -28,7 +28,7 @@ _SEEDED = {
 """What is the same everywhere once it was seeded."""
 _SEEDING = {"seed", "manual_seed", "seed_everything", "set_seed"}
 _LAUNCHERS = (
-    *("RANK", "LOCAL", "WORLD_SIZE", "GROUP", "MASTER", "PACELINE"),
+    *("RANK", "ROLE_", "LOCAL", "WORLD_SIZE", "GROUP", "MASTER", "PACELINE"),
     *("TORCHELASTIC", "OMP_", "SLURM", "PMI", "OMPI"),
 )
 """How environment variables begin that say which process it is."""
@@ -44,7 +44,10 @@ def is_volatile(file: str | None, owner: str, name: str, part: object = None) ->
     if tree is None or found is None:
         return False
     outer, scope = found
-    return _Volatile(tree, outer.bound, part).any(scope.bound.get(name, []))
+    bound = [one for one in scope.bound.get(name, []) if one is not None]
+    if isinstance(part, str) and part.startswith(_LAUNCHERS):  # of a copy of the environment
+        return any("environ" in ast.unparse(one) for one in bound)
+    return _Volatile(tree, outer.bound, part).any(bound)
 
 
 class _Volatile:
@@ -59,9 +62,9 @@ class _Volatile:
         self._seen: set[str] = set()
         self._seeded = bool(called & _SEEDING)
 
-    def any(self, values: list[ast.expr | None]) -> bool:
+    def any(self, values: list[ast.expr]) -> bool:
         """Return whether one of these expressions is volatile, or made of what is."""
-        waiting: list[ast.AST] = [self._of_part(one) for one in values if one is not None]
+        waiting: list[ast.AST] = [self._of_part(one) for one in values]
         while waiting:
             value = waiting.pop()
             for node in ast.walk(value):

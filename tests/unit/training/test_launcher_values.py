@@ -113,6 +113,14 @@ REFUSED = {
         "C = {'lr': 0.1}\ndef show(c): return c['lr']\ndef main(run): return show(C)",
         "C['lr'] = 0.5",
     ),
+    "behind a cache": (
+        "LR = 0.1\n@functools.lru_cache\ndef look(x): return LR\ndef main(run): return look(3)",
+        "LR = 0.5",
+    ),
+    "behind a property that is kept": (
+        "LR = 0.1\nclass U:\n    @functools.cached_property\n    def lr(self): return LR\ndef main(run): return U().lr",
+        "LR = 0.5",
+    ),
     "by getattr": ("class H:\n    k = 3\ndef main(run): return getattr(H, 'k')", "H.k = 4"),
 }
 TOLD = {
@@ -187,6 +195,11 @@ PASSED = {
         "pass",
     ),
     "a key with its clock": ("C = {'t': time.time(), 'lr': 0.1}\ndef main(run): return C", "pass"),
+    "a copy of the environment": ("E = dict(os.environ)\ndef main(run): return E['HOME']", "E['RANK'] = '3'"),
+    "a counter behind a cache": (
+        "N = 0\n@functools.cache\ndef look(x):\n    global N\n    N += 1\ndef main(run): return look(3), N",
+        "main(0)",
+    ),
     "a cache": ("C = {}\ndef main(run):\n    C[3] = 4", "main(0)"),
     "an alias": ("C = {}\ndef main(run):\n    c = C\n    if 3 not in c: c[3] = 4", "main(0)"),
     "a counter": ("N = 0\ndef main(run):\n    global N\n    N += 1", "main(0)"),
