@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -70,33 +71,32 @@ def is_iterator(one: Any) -> bool:
 @contextmanager
 def watch_iterators(begun: Callable[[Any], None], advanced: Callable[[Any], None]) -> Iterator[None]:
     """Show each iterator that a DataLoader hands out meanwhile to `begun`, and to `advanced` before it gives a batch."""
-    if not _watches:
-        _watch_iterators()
+    _watch_iterators()
     watch = (begun, advanced)
     _watches.append(watch)
     try:
         yield
     finally:
         _watches.remove(watch)
-        if not _watches:
-            DataLoader.__iter__, _BaseDataLoaderIter.__next__ = _originals.pop()  # type: ignore[method-assign]
 
 
 _watches: list[tuple[Callable[[Any], None], Callable[[Any], None]]] = []
 """Those who watch; one that began later may end before another."""
-_originals: list[tuple[Any, Any]] = []
 
 
+@functools.cache
 def _watch_iterators() -> None:
+    """Have the methods show what they do, once and for good: another library may put its own around these."""
     iterate, take = DataLoader.__iter__, _BaseDataLoaderIter.__next__
-    _originals.append((iterate, take))
 
+    @functools.wraps(iterate)
     def begin(loader: Any) -> Any:
         iterator = iterate(loader)
         for begun, _ in [*_watches]:
             begun(iterator)
         return iterator
 
+    @functools.wraps(take)
     def advance(iterator: Any) -> Any:
         for _, advanced in [*_watches]:
             advanced(iterator)

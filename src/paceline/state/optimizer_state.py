@@ -182,10 +182,10 @@ def same_options(these: Options, those: Options) -> bool:
 
 def same_option(one: Any, other: Any) -> bool:
     """Return whether two values of an option are the same."""
-    if isinstance(one, Tensor) or isinstance(other, Tensor):
-        return isinstance(one, Tensor) and isinstance(other, Tensor) and torch.equal(one, other)
-    if isinstance(one, np.ndarray) or isinstance(other, np.ndarray):
-        return np.array_equal(one, other)
+    for kind in (Tensor, np.ndarray):
+        if isinstance(one, kind) or isinstance(other, kind):
+            both = isinstance(one, kind) and isinstance(other, kind)
+            return both and repr(one.tolist()) == repr(other.tolist())  # in which NaN is NaN
     if isinstance(one, list | tuple) and isinstance(other, list | tuple):
         return len(one) == len(other) and all(map(same_option, one, other))
     return bool(one == other) or (one != one and other != other)  # noqa: PLR0124  (no two NaN are equal)

@@ -23,7 +23,7 @@ from paceline.training.checks.before_first_step import check_clip
 from paceline.training.checks.hidden_state import HiddenState
 from paceline.training.checks.nonfinite import explain, note_options
 from paceline.training.user_loop.attempt import StepAttempt
-from paceline.training.user_loop.in_batches import BatchIterators, BatchSettings, BatchStates
+from paceline.training.user_loop.batch_changes import BatchChanges
 from paceline.training.user_loop.loop_guard import LoopGuard
 from paceline.training.user_loop.loop_state import LoopState
 from paceline.world import World, determinism
@@ -169,13 +169,10 @@ class Step:
                 self._seed_loop("batches", self.number, self._passes)
 
     def _batches(self) -> Iterator[Any]:
-        settings = BatchSettings(self.number, self._replica.optimizer, looks=self._hidden.watches)
-        iterators = BatchIterators(
-            self.number, len(self.work.shards), self._hidden.iterators, sharded=self._hidden.sharded
+        changes = BatchChanges(
+            self.work, self._hidden, self._replica.optimizer, self._guard.options, self._registered
         )
-        looked_at = self._registered if self._hidden.looks and self._hidden.sharded else None
-        states = BatchStates(self.number, len(self.work.shards), looked_at)
-        with iterators.watching():
+        with changes.watching():
             for shard in () if self._broken else self.work.shards:
                 self._begun = False
                 for batch in self._replica.shard(shard):
@@ -185,17 +182,14 @@ class Step:
                     self._out = True
                     if self._hidden.watches:
                         self._hidden.show_batch(batch)
-                    iterators.begin_batch()
+                    changes.begin_batch()
                     yield batch
                     self._out = False
                     if self._broken:
                         return
                     self._guard.take_back(nothing_added=not self._begun)
-                    settings.check()
-                    iterators.end_batch()
-                    states.check()
-        iterators.end()
-        self._hidden.remarks += states.notes()
+                    changes.end_batch()
+        self._hidden.remarks |= changes.end()
 
     def _discards(self, error: Exception) -> bool:
         """Return whether the group broke, and note it: the loop goes on to `apply`, and is given the step once more."""

@@ -261,7 +261,7 @@ class Stepping:
         state.stand_at(state.position.after_step())
         if step.attempt is not None:
             self.core.loop.body.applied(step.attempt)
-        if self.core.loop.hidden.watches:
+        if self.core.loop.hidden.watches or self.core.loop.hidden.remarks:
             for text in self.core.loop.hidden.check(step.number, several=state.world.size > 1):
                 state.emit(Note(text=text))
         if self.saving.saver is not None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from typing import Any
 
 import pytest
@@ -230,6 +230,19 @@ def generator_of_noise(loop: Loop) -> None:
     each(loop, loop.steps, lambda: next(drawn))
 
 
+def running_mean() -> Generator[float, float, None]:
+    mean = 0.0
+    while True:
+        sent = yield mean
+        mean = 0.9 * mean + 0.1 * sent
+
+
+def logged_in_each_batch(loop: Loop) -> None:
+    mean = running_mean()
+    next(mean)
+    each(loop, loop.steps, lambda: 0.0 * mean.send(2.0))
+
+
 REFUSED = (
     iterator_of_a_loader,
     iterator_of_a_step,
@@ -242,7 +255,14 @@ REFUSED = (
     generator_over_a_list,
     list_in_a_zip,
 )
-ALLOWED = (once_a_step, wrapped, anew_in_each_batch, whole_in_each_batch, generator_of_noise)
+ALLOWED = (
+    once_a_step,
+    wrapped,
+    anew_in_each_batch,
+    whole_in_each_batch,
+    generator_of_noise,
+    logged_in_each_batch,
+)
 
 
 def habits(run: paceline.Run) -> dict[str, str]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 import torch
 from torch import nn
@@ -10,7 +12,7 @@ from torch.utils.data import TensorDataset
 import paceline
 from paceline.errors import InputError
 
-SAID = "changes the state 'seen' of run.register inside `for batch in step`"
+SAID = "changes the state 'seen' of run.register"
 
 
 def train(run: paceline.Run, habit: str) -> object:
@@ -54,6 +56,41 @@ def test_where_each_worker_has_one_batch_it_is_told(capfd: pytest.CaptureFixture
     assert shown.count(SAID) == 1
     paceline.launch(train, "counted once a step", workers=2, shards=2, threads=1)
     assert SAID not in " ".join(capfd.readouterr().err.split())
+
+
+def ticking(run: paceline.Run, habit: str) -> None:
+    made = nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(made.parameters(), lr=0.1)
+    schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)
+    model, optimizer, schedule = run.prepare(made, optimizer, schedule)
+    for step in run.steps(TensorDataset(torch.ones(24, 4)), batch_size=8, epochs=1):
+        for (x,) in step:
+            step.backward(model(x).square().flatten())
+            if habit == "a tick":
+                schedule.step()
+            elif habit == "a rate" or (habit == "a rate later" and step.number == 2):
+                optimizer.param_groups[0]["lr"] *= 0.9
+        step.apply()
+
+
+TICKS = {
+    "a tick": "calls step() of the ExponentialLR",
+    "a rate": "changes the optimizer's options (lr, ...)",
+    "a rate later": "changes the optimizer's options (lr, ...)",
+}
+
+
+@pytest.mark.parametrize("habit", TICKS)
+def test_a_rate_that_is_set_with_each_batch_is_named_as_what_sets_it(
+    habit: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(InputError, match=re.escape(f"the loop {TICKS[habit]} with each batch")):
+        paceline.launch(ticking, habit, workers=1, shards=2, threads=1)
+    capfd.readouterr()
+    paceline.launch(ticking, habit, workers=2, shards=2, threads=1)
+    shown = " ".join(capfd.readouterr().err.split())
+    assert shown.count("inside `for batch in step`") == 1
+    assert f"the loop {TICKS[habit]} inside" in shown
 
 
 def test_one_shard_has_all_batches() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -15,6 +16,7 @@ from paceline.errors import InputError
 
 LOCAL = "updated their parts of the weights with different options"
 EACH = "changes the optimizer's"
+TICK = "calls step() of the ExponentialLR"
 
 
 class Loop:
@@ -36,6 +38,9 @@ class Loop:
     def set_rate(self, rate: float) -> None:
         self.optimizer.param_groups[0]["lr"] = rate
 
+    def keep(self, value: object) -> None:
+        self.optimizer.param_groups[0]["last_seen"] = value
+
 
 def nothing(_: Loop) -> None: ...
 
@@ -56,12 +61,14 @@ BEHIND: dict[str, tuple[Callable[[Loop], None], str]] = {
     "a plateau of its own losses": (lambda loop: loop.plateau.step(loop.losses.mean().item()), LOCAL),
     "a rate for one update": (undone, LOCAL),
     "a tick": (lambda loop: loop.decay.step(), ""),
+    "a time of its own": (lambda loop: loop.keep(time.time()), ""),
     "a rate by the step": (lambda loop: loop.set_rate(0.1 / (1 + loop.number)), ""),
 }
 INSIDE: dict[str, tuple[Callable[[Loop], None], str]] = {
-    "a tick a batch": (lambda loop: loop.decay.step(), EACH),
+    "a tick a batch": (lambda loop: loop.decay.step(), TICK),
     "a factor a batch": (lambda loop: loop.set_rate(loop.optimizer.param_groups[0]["lr"] * 0.9), EACH),
     "momentum halved a batch": (halve_momentum, EACH),
+    "a count of its own a batch": (lambda loop: loop.keep(time.time()), ""),
     "a rate by the step, inside": (lambda loop: loop.set_rate(0.1 / (1 + loop.number)), ""),
 }
 SAID = {name: said for name, (_, said) in (BEHIND | INSIDE).items()}
@@ -102,7 +109,8 @@ def habits(run: paceline.Run) -> dict[str, str]:
 def alone() -> dict[str, str]:
     found: dict[str, str] = paceline.launch(habits, shards=4, threads=1)[0]
     for habit, said in SAID.items():  # one process has all batches, and only their number is wrong there
-        assert (EACH in found[habit]) == (said == EACH), (habit, found[habit])
+        for words in (EACH, TICK):
+            assert (words in found[habit]) == (said == words), (habit, found[habit])
     return found
 
 

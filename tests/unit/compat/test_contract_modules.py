@@ -356,6 +356,19 @@ def test_iterators_of_a_loader_can_be_watched() -> None:
             end_workers(one)
 
 
+@leans_on("torch.utils.data.dataloader._BaseDataLoaderIter")
+def test_what_another_library_puts_around_them_meanwhile_stays() -> None:
+    from paceline.compat.data_loader import watch_iterators
+
+    kept = DataLoader.__iter__
+    try:
+        with watch_iterators(print, print):
+            DataLoader.__iter__ = theirs = lambda _: iter(())  # type: ignore[method-assign,assignment,misc]
+        assert DataLoader.__iter__ is theirs
+    finally:
+        DataLoader.__iter__ = kept  # type: ignore[method-assign]
+
+
 @leans_on("sys._getframe")
 def test_a_caller_that_unpacks_is_told_from_one_that_iterates() -> None:
     from paceline.compat import python

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from typing import Any
 
 import pytest
 import torch
 
-from paceline.training.checks.iterator_places import NEW, iterators_among, place_of
+from paceline.training.checks.iterator_places import NEW, RECEIVES, iterators_among, place_of
 
 
 def counting() -> Iterator[int]:
@@ -73,6 +73,38 @@ def moved(one: Any) -> bool:
 )
 def test_what_goes_on_from_where_it_was_has_a_place(make: Callable[[], Any]) -> None:
     assert moved(make())
+
+
+def mean_of_sent() -> Generator[float, float, None]:
+    total = count = 0.0
+    while True:
+        sent = yield total / max(count, 1)
+        total, count = total + sent, count + 1
+
+
+def sum_of_sent() -> Generator[float, float, None]:
+    total = 0.0
+    while True:
+        total += yield total
+
+
+def restarting() -> Generator[int, bool | None, None]:
+    number = 0
+    while True:
+        again = yield number
+        number = 0 if again else number + 1
+
+
+@pytest.mark.parametrize("make", [mean_of_sent, sum_of_sent])
+def test_one_that_is_sent_what_the_loop_has_is_told_from_one_that_is_taken_from(
+    make: Callable[[], Generator[float, float, None]],
+) -> None:
+    one = make()
+    next(one)
+    for number in range(3):
+        one.send(float(number))
+        assert place_of(one) == RECEIVES
+    assert moved(restarting())
 
 
 @pytest.mark.parametrize(

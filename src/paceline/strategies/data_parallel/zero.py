@@ -30,7 +30,7 @@ from paceline.state.chunks import (
 )
 from paceline.strategies.base import StrategyInputs
 from paceline.strategies.buffers.unsaved import note_unsaved
-from paceline.strategies.guards.absent_entries import guard_entries
+from paceline.strategies.guards.guarded_state import guard_state, kept_elsewhere
 from paceline.strategies.guards.partial_update import Scope
 from paceline.strategies.guards.trained import check_equal
 from paceline.strategies.in_turns.optimizers import each_of
@@ -81,8 +81,8 @@ class DealtPlacement(Placement):
 
     def refresh(self) -> None:
         """Have the optimizer say whose state is not here, in what loading replaces."""
-        guard_entries(
-            each_of(self.optimizer), self._absent, "under --shard-optimizer another worker updates it"
+        guard_state(
+            each_of(self.optimizer), self._absent, kept_elsewhere("under --shard-optimizer another worker")
         )
 
     def _release(self) -> None:

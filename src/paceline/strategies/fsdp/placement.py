@@ -15,7 +15,7 @@ from paceline.strategies.fsdp.asked_rows import AskedRows
 from paceline.strategies.fsdp.model import make_sharded, unwrap_model
 from paceline.strategies.fsdp.own_use import OwnUse
 from paceline.strategies.fsdp.reduction import FsdpReduction
-from paceline.strategies.fsdp.row_state import guard_state, whole_weights
+from paceline.strategies.guards.guarded_state import guard_state
 from paceline.strategies.guards.partial_update import check_half
 from paceline.strategies.guards.places import Places
 from paceline.strategies.guards.refusals import refuse_hooks
@@ -25,6 +25,11 @@ from paceline.strategies.placement import Placement
 from paceline.strategies.sharded import ShardedTensors
 from paceline.strategies.step_state import StepState
 from paceline.world import World
+
+_ROWS = (
+    "under fsdp the optimizer holds this worker's rows, and what is done under the name of the whole weight would be lost. Go "
+    "through optimizer.param_groups, or optimizer.state.values(); to find the state of one weight use --strategy ddp."
+)
 
 
 class RowsPlacement(Placement):
@@ -61,12 +66,14 @@ class RowsPlacement(Placement):
             param_group.watch(self.local)
         self.wired = Places(self.model, swapped=True)
         held = dict(self.model.named_parameters())
-        self._whole = whole_weights((name, held[name], rows) for name, rows in self.local.named_parameters())
+        self._whole = {
+            id(held[name]): name for name, rows in self.local.named_parameters() if held[name] is not rows
+        }
         self.refresh()
 
     def refresh(self) -> None:
         """Have the optimizer refuse whole weights in its state, which loading replaces."""
-        guard_state(each_of(self.optimizer), self._whole)
+        guard_state(each_of(self.optimizer), self._whole, _ROWS, strict=True)
 
     def parameters(self) -> list[nn.Parameter]:
         """Return the rows of those that train."""

@@ -7,15 +7,12 @@ found by comparing weights. A loop that steps ReduceLROnPlateau by the loss of i
 from __future__ import annotations
 
 import zlib
-from operator import itemgetter
-from typing import Any
 
 import torch
-from torch import Tensor
 from torch.optim import Optimizer
 
 from paceline.errors import InputError
-from paceline.state.optimizer_state import HOW
+from paceline.strategies.guards.option_texts import OptionTexts
 from paceline.world import World
 
 
@@ -24,14 +21,15 @@ class UsedOptions:
 
     def __init__(self) -> None:
         self._updates = 0
-        self._last = ""
+        self._texts = OptionTexts()
+        self._last: list[str] = []
         self._number = 0
 
     def note(self, optimizer: Optimizer) -> None:
-        """Note what the update that comes now is made with; some microseconds."""
+        """Note what the update that comes now is made with; a microsecond for each group."""
         self._updates += 1
-        used = repr([_told(group) for group in optimizer.param_groups])
-        if used != self._last:
+        used = self._texts.look(optimizer)
+        if used is not self._last:
             self._last = used
             self._number = zlib.crc32(f"{self._number} {self._updates} {used}".encode())
 
@@ -48,14 +46,3 @@ class UsedOptions:
                     "every worker: a schedule by a metric (ReduceLROnPlateau) goes by step.result.loss or by run.evaluate, not "
                     "by the loss of a batch."
                 )
-
-
-def _told(group: dict[str, Any]) -> list[tuple[str, Any]]:
-    """Return the options of a group that can be told without waiting for a GPU."""
-    return [
-        (key, value.tolist() if isinstance(value, Tensor) else value)
-        for key, value in sorted(group.items(), key=itemgetter(0))
-        if key != "params"
-        and key not in HOW
-        and not (callable(value) or (isinstance(value, Tensor) and value.device.type != "cpu"))
-    ]

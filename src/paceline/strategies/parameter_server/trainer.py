@@ -21,7 +21,7 @@ from paceline.state.chunks import MODEL, OPTIMIZER, Catalogue, ChunkBounds, Loca
 from paceline.state.optimizer_state import load_optimizer_state, options_to_tell
 from paceline.strategies import gradients
 from paceline.strategies.base import StepWork, StrategyInputs
-from paceline.strategies.guards.absent_entries import guard_entries
+from paceline.strategies.guards.guarded_state import guard_state, kept_elsewhere
 from paceline.strategies.guards.partial_update import Scope
 from paceline.strategies.guards.schedules import step_schedule
 from paceline.strategies.guards.trained import check_equal
@@ -78,7 +78,7 @@ class ServedPlacement(Placement):
 
     def refresh(self) -> None:
         """Begin a step in a new group, or after loading, with the weights that the servers have."""
-        guard_entries(each_of(self.optimizer), self._names, "under ps a server updates it")
+        guard_state(each_of(self.optimizer), self._names, kept_elsewhere("under ps a server"))
         if self._stale:
             self._fetch()
 

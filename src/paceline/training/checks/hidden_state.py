@@ -64,8 +64,8 @@ class HiddenState:
         self.iterators: list[Named] = []
         """Those that are reached while the passes of this step last, where they are looked for."""
         self._changed: dict[str, tuple[object, object]] = {}
-        self.remarks: list[str] = []
-        """What else there is to tell of the passes of this step, once."""
+        self.remarks: dict[str, str] = {}
+        """What else there is to tell of the passes of this step, once under each key."""
         self.told: set[str] = set()
         """What a note has named."""
 
@@ -78,7 +78,7 @@ class HiddenState:
         self.looks = self._steps.bit_count() == 1
         self.watches = bool(self.looks or self._generators or self._tensors or self._left)
         self._drawn, self._written, self._carried, self._changed = [], [], [], {}
-        self.remarks = []
+        self.remarks = {}
 
     @contextmanager
     def passes(self, loop: FrameType | None = None) -> Iterator[None]:
@@ -138,7 +138,7 @@ class HiddenState:
             self._written,
             [*self._changed],
         )
-        notes = [f"step {number}: {text}" for text in self.remarks if text not in self.told]
+        notes = [f"step {number}: {text}" for key, text in self.remarks.items() if key not in self.told]
         self.told.update(self.remarks)
         for found, says in zip(names, (self._drawing, _carrying, _writing, self._changing), strict=True):
             new = [name for name in found if self.told.isdisjoint((name, holder_of(name)))]

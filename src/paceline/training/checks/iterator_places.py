@@ -18,7 +18,7 @@ from typing import Any
 
 from paceline.compat.data_loader import is_iterator
 from paceline.strategies.guards.reached import Named, attributes_of, is_own
-from paceline.training.checks.live_names import live_names
+from paceline.training.checks.live_names import live_names, receiver
 
 _OURS = f"{Path(__file__).parents[2]}/"
 _PLAIN = (int, float, complex, bool, str, bytes, type(None))
@@ -30,6 +30,8 @@ _AROUND = (zip, map, filter, enumerate, *(one for one in vars(itertools).values(
 _DEPTH = 4
 NEW = "new"
 """The place of a generator from which nothing was taken yet."""
+RECEIVES = "receives"
+"""That of one which is sent values: a running mean, which goes on with what the loop has, and with nothing of its own."""
 
 
 def iterators_among(visited: Iterable[Named]) -> list[Named]:
@@ -102,9 +104,11 @@ def _place_of_generator(one: GeneratorType[Any, Any, Any]) -> object:
     held = frame.f_locals
     live = live_names(one.gi_code, frame.f_lasti)
     values = [(name, _Same(held[name])) for name in sorted(live) if name in held]
+    taken = receiver(one.gi_code, frame.f_lasti)
+    receives = taken == "" or (taken is not None and held.get(taken) is not None)
     if isinstance(held, dict):
         held.clear()  # a copy that the frame would keep
-    return frame.f_lasti, values
+    return RECEIVES if receives else (frame.f_lasti, values)
 
 
 class _Same:

@@ -10,6 +10,9 @@ from types import CodeType
 _ENDS = ("RETURN", "RAISE", "RERAISE")
 _ALWAYS = re.compile(r"JUMP_(FORWARD|BACKWARD|ABSOLUTE|BACKWARD_NO_INTERRUPT)")
 _JUMPS = {*dis.hasjrel, *dis.hasjabs}
+_NO_WORK = ("RESUME", "NOP", "CACHE", "EXTENDED_ARG")
+_DROPS = ("POP_TOP", "JUMP", "SEND", "YIELD", "END_SEND")
+"""What follows a `yield` whose value nobody takes, or one that hands it to another generator."""
 _ACCESS = re.compile("LOAD|STORE|DELETE")
 
 
@@ -22,6 +25,17 @@ def live_names(code: CodeType, at: int) -> frozenset[str]:
         return frozenset()
     own = set(code.co_varnames).difference(code.co_cellvars)
     return frozenset(name for name in own if _is_read(name, steps, places, places[at] + 1))
+
+
+@functools.lru_cache(maxsize=256)
+def receiver(code: CodeType, at: int) -> str | None:
+    """Return which variable takes what is sent to the instruction `at`: "" for anything else that does, None for nothing."""
+    behind = (step for step in dis.get_instructions(code) if step.offset > at)
+    step = next((one for one in behind if one.opname not in _NO_WORK), None)
+    if step is None or step.opname.startswith(_DROPS):
+        return None
+    name = step.argval[0] if isinstance(step.argval, tuple) else step.argval
+    return name if step.opname.startswith("STORE_FAST") else ""
 
 
 def _is_read(name: str, steps: list[dis.Instruction], places: dict[int, int], first: int) -> bool:

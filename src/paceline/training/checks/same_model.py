@@ -22,6 +22,7 @@ from torch.optim import Optimizer
 
 from paceline.errors import InputError
 from paceline.strategies.base import StrategyInputs
+from paceline.strategies.guards.option_texts import read_options
 from paceline.world import World
 from paceline.world.base import Comm
 from paceline.world.words import leave_first
@@ -76,21 +77,17 @@ def _forms(model: nn.Module) -> _Forms:
 
 
 def _groups(optimizer: Optimizer, names: dict[int, str]) -> _Forms:
-    """Return the names that each group of an optimizer holds, whose order changes nothing, and the plain options of its class.
-
-    What else was put into a group, the time of a start say, the optimizer does not read.
-    """
-    known = {*optimizer.defaults, "lr", "initial_lr", "weight_decay", "momentum"}
+    """Return the names that each group of an optimizer holds, whose order changes nothing, and the plain options it reads."""
     return [
         [
             sorted(names.get(id(one), f"one of {tuple(one.shape)}") for one in group["params"]),
             {
-                key: repr(value)
-                for key, value in group.items()
-                if key in known and (isinstance(value, bool | int | float | str) or value is None)
+                key: repr(group[key])
+                for key in read
+                if key in group and isinstance(group[key], bool | int | float | str | None)
             },
         ]
-        for group in optimizer.param_groups
+        for group, read in read_options(optimizer)
     ]
 
 

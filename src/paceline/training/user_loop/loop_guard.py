@@ -20,6 +20,7 @@ from paceline.compat.optim import mark_stepped, step_pre_hooks
 from paceline.compat.tensors import write_count
 from paceline.errors import InputError
 from paceline.strategies.fused_update import only_guards
+from paceline.strategies.guards.option_texts import OptionTexts
 from paceline.strategies.in_turns.optimizers import Optimizers, each_of
 from paceline.strategies.replica import Replica
 from paceline.training.user_loop.stand_in import StandIn
@@ -43,6 +44,8 @@ class LoopGuard:
         self._updating = False
         self._in_step = False
         self._replica: Replica | None = None
+        self.options = OptionTexts()
+        """The optimizer's, as they were last looked at."""
         self._scheduler: object = None
         self._ticks: int | None = None
         self._leaves: Sequence[Tensor] = ()
