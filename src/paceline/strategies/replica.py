@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from typing import Any, Protocol
 
@@ -39,7 +39,7 @@ from paceline.strategies.graphs.step_graphs import StepGraphs
 from paceline.strategies.guards.loss_checks import check_trainable
 from paceline.strategies.guards.overlaps import refuse_overlaps
 from paceline.strategies.guards.partial_update import watch_updates
-from paceline.strategies.guards.schedules import check_looks, step_schedule
+from paceline.strategies.guards.schedules import NoLooks, step_schedule
 from paceline.strategies.guards.trained import agree_on_change, check_held
 from paceline.strategies.guards.used_options import UsedOptions
 from paceline.strategies.in_turns.optimizers import Optimizers, TurnPart, each_of
@@ -96,9 +96,11 @@ class Replica:
         self.partial_update = watch_updates(each_of(self.optimizer), placement.scope, world.device)
         self.options_used = UsedOptions() if placement.compares_options else None
         """What this worker has updated its part of the weights with."""
-        self.scheduler: LRScheduler | None = inputs.scheduler(self.optimizer)
-        if self.partial_update.watches:
-            check_looks(self.scheduler)
+        self.scheduler: LRScheduler | None = None
+        self.looks = NoLooks(self) if self.partial_update.watches else nullcontext()
+        """What the schedule is stepped in."""
+        with self.looks if placement.cut_first else nullcontext():
+            self.scheduler = inputs.scheduler(self.optimizer)
         self.precision = inputs.precision
         self.scaler: torch.amp.GradScaler | None = inputs.scaler or inputs.precision.scaler()
         placement.adopt(self.optimizer)
@@ -356,10 +358,16 @@ class Replica:
             overflowed = self.scheduler is not None and any(float(flag) for flag in flags)
         if not schedules:
             return
-        if self.scheduler is not None and not overflowed:
-            step_schedule(self.scheduler)
+        if not overflowed:
+            self.step_schedule()
         if self.buffers.watched:
             self.buffers.end_step()
+
+    def step_schedule(self) -> None:
+        """Step the schedule, where there is one, behind an update."""
+        if self.scheduler is not None:
+            with self.looks:
+                step_schedule(self.scheduler)
 
     def placed(self, batch: Any) -> Any:
         """Return a batch on the device; from pinned memory the copy does not keep this process waiting."""

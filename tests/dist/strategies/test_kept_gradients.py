@@ -105,7 +105,67 @@ def test_what_keeps_a_gradient_has_the_bits_of_one_process_under_ddp(task: type[
     assert trained(task, "ddp", 2) == alone
 
 
-@pytest.mark.parametrize("strategy", ["fsdp", "ps"])
-def test_a_schedule_that_looks_at_gradients_is_refused_where_they_are_parts(strategy: str) -> None:
-    with pytest.raises(InputError, match=r"the schedule looks at .grad. in ByLastGradient\.get_lr"):
-        trained(Scheduled, strategy, 2)
+class ByGradient(Plain):
+    """A function that looks whether there is a gradient."""
+
+    elementwise = False
+
+    def scheduler(self, optimizer: torch.optim.Optimizer, total_steps: int) -> LRScheduler:
+        def rate(step: int) -> float:
+            return 0.5 if step and optimizer.param_groups[0]["params"][0].grad is not None else 1.0
+
+        if self.elementwise:
+            rate.elementwise = True  # type: ignore[attr-defined]
+        return LambdaLR(optimizer, rate)
+
+
+class ByKeptWeight(Plain):
+    """A function that has kept a weight from before it was cut."""
+
+    def scheduler(self, optimizer: torch.optim.Optimizer, total_steps: int) -> LRScheduler:
+        weight = optimizer.param_groups[0]["params"][0]
+        return LambdaLR(optimizer, lambda step: 1 / (1 + float(torch.stack([weight]).norm())) if step else 1)
+
+
+class ByGradientAsItMay(ByGradient):
+    elementwise = True
+
+
+class CountsAtFirst(LRScheduler):
+    """A rate by the number of weights, which are whole when it is made, and by a table with a telling name."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+        self.count = sum(one.numel() for group in optimizer.param_groups for one in group["params"])
+        super().__init__(optimizer)
+
+    def get_lr(self) -> list[float]:  # type: ignore[override]
+        options = {"params": {"grad": 4}}
+        trains = [one.requires_grad for group in self.optimizer.param_groups for one in group["params"]]
+        return [len(trains) / self.count / options["params"]["grad"] for _ in self.optimizer.param_groups]
+
+
+class Counted(Plain):
+    def scheduler(self, optimizer: torch.optim.Optimizer, total_steps: int) -> LRScheduler:
+        return CountsAtFirst(optimizer)
+
+
+@pytest.mark.parametrize(
+    ("task", "strategy", "what"),
+    [
+        (Scheduled, "fsdp", r"'grad' of a weight in ByLastGradient\.get_lr"),
+        (Scheduled, "ps", r"'grad' of a weight in ByLastGradient\.get_lr"),
+        (ByGradient, "pp", r"'grad' of a weight in ByGradient\.scheduler\.<locals>\.rate"),
+        (ByKeptWeight, "fsdp", r"'stack' of a weight in ByKeptWeight\.scheduler\.<locals>\.<lambda>"),
+        (Counted, "tp", r"'numel' of a weight in CountsAtFirst\.__init__"),
+    ],
+)
+def test_a_schedule_that_looks_at_weights_is_refused_where_they_are_parts(
+    task: type[Plain], strategy: str, what: str
+) -> None:
+    with pytest.raises(InputError, match=f"the schedule looks at {what}"):
+        trained(task, strategy, 2)
+
+
+@pytest.mark.parametrize("task", [Counted, ByGradientAsItMay])
+def test_a_schedule_that_sees_no_part_or_says_that_it_may_is_stepped(task: type[Plain]) -> None:
+    assert trained(task, "fsdp", 2) == trained(task, "single", 1)
