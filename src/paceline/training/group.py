@@ -52,7 +52,9 @@ class RunGroup:
 
     def __post_init__(self) -> None:
         state = self.core.state
-        self.saving.wrote = lambda number: self.changed.note_saved(number, state.replica.model, state.task)
+        self.saving.wrote = lambda number: self.changed.note_saved(
+            number, state.replica.model, state.task, folder.steps(state.options.out)
+        )
 
     def take_snapshot(self) -> None:
         """Send this worker's part of the state to its neighbour, where that is done.
