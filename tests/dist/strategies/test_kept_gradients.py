@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections import deque
+from types import MethodType
 from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.optim import SGD
 from torch.optim.lr_scheduler import LambdaLR, LRScheduler
@@ -15,6 +16,7 @@ from torch.utils.data import TensorDataset
 
 import paceline
 from paceline.errors import InputError
+from paceline.strategies.guards.partial_update import keeps_no_gradient
 
 
 class Plain(paceline.Task):
@@ -94,15 +96,54 @@ class Patched(Plain):
         return optimizer
 
 
-def trained(task: type[Plain], strategy: str, workers: int) -> str:
-    return paceline.train(task, strategy=strategy, workers=workers, threads=1, progress=False).weights_sha256
+class KeptInEvaluation(Plain):
+    """An evaluation that keeps gradients, and a loss that follows them."""
+
+    kept: Tensor | None = None
+
+    def eval_data(self) -> TensorDataset:
+        return self.train_data()
+
+    def metrics(self, model: nn.Module, batch: Any) -> dict[str, Any]:
+        self.kept = model[0].weight.grad  # type: ignore[union-attr, index]
+        return {"loss": paceline.Mean(model(batch[0]).pow(2).sum(), len(batch[0]))}
+
+    def loss(self, model: nn.Module, batch: Any) -> paceline.Loss:
+        made = super().loss(model, batch)
+        factor = 1.0 if self.kept is None else 1 / (1 + float(self.kept.abs().sum()))
+        return paceline.Loss(made.total * factor, made.weight)
 
 
-@pytest.mark.parametrize("task", [Scheduled, HookedLate, Patched])
-def test_what_keeps_a_gradient_has_the_bits_of_one_process_under_ddp(task: type[Plain]) -> None:
+def trained(task: type[Plain], strategy: str, workers: int, **options: Any) -> str:
+    made = paceline.train(task, strategy=strategy, workers=workers, threads=1, progress=False, **options)
+    return made.weights_sha256
+
+
+@pytest.mark.parametrize("transport", ["auto", "gloo"])
+@pytest.mark.parametrize("task", [Scheduled, HookedLate, Patched, KeptInEvaluation])
+def test_what_keeps_a_gradient_has_the_bits_of_one_process_under_ddp(
+    task: type[Plain], transport: str
+) -> None:
     alone = trained(task, "single", 1)
     assert alone != trained(Plain, "single", 1)
-    assert trained(task, "ddp", 2) == alone
+    assert trained(task, "ddp", 2, transport=transport) == alone
+
+
+class OwnSGD(SGD):
+    pass
+
+
+def test_only_plain_optimizers_of_torch_keep_no_gradient() -> None:
+    def made(kind: type[SGD] = SGD) -> SGD:
+        return kind([torch.zeros(1, requires_grad=True)], lr=0.1)
+
+    plain, hooked, patched = made(), made(), made()
+    LambdaLR(plain, lambda _: 1.0)
+    assert keeps_no_gradient(plain)
+    hooked.register_step_pre_hook(lambda *_: None)
+    patched.step = MethodType(lambda self, closure=None: None, patched)  # type: ignore[method-assign]
+    LambdaLR(patched, lambda _: 1.0)
+    assert not any(map(keeps_no_gradient, [hooked, patched, made(OwnSGD)]))
 
 
 class ByGradient(Plain):
