@@ -4,9 +4,14 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import sys
+import weakref
 from array import array
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
+from functools import partial
+from itertools import chain
 from types import FunctionType, ModuleType
 from typing import Any
 
@@ -50,6 +55,12 @@ class _Copies:
             return part
         if id(part) in self._made:
             return self._made[id(part)][1]
+        try:
+            return self._note(part, self._copy(part))
+        except Exception:  # noqa: BLE001 - whatever a class of the user's raises, or too deep a chain of objects
+            return self._note(part, part)
+
+    def _copy(self, part: Any) -> Any:
         if isinstance(part, Tensor):
             made: Any = self._tensor(part)
         elif isinstance(part, np.ndarray) or _is_array(part):
@@ -60,11 +71,11 @@ class _Copies:
             made = self._members(part)
         elif isinstance(part, dict) or (isinstance(part, Mapping) and not hasattr(part, "__dict__")):
             made = self._mapping(part)
-        elif dataclasses.is_dataclass(part) or 0 < _bytes_in(part) <= LARGEST:
+        elif dataclasses.is_dataclass(part) or _holds_batch(part):
             made = self._object(part)
         else:
             made = part
-        return self._note(part, made)
+        return made
 
     def _note(self, part: Any, made: Any) -> Any:
         self._made[id(part)] = part, made
@@ -86,10 +97,7 @@ class _Copies:
             for place, member in np.ndenumerate(part):
                 made[place] = self.of(member)
             return made
-        try:
-            return copy.deepcopy(part, {})
-        except Exception:  # noqa: BLE001 - whatever a class of the user's raises
-            return part
+        return copy.deepcopy(part, {})
 
     def _members(self, part: Any) -> Any:
         if isinstance(part, list | deque):
@@ -99,14 +107,16 @@ class _Copies:
                     made[place] = self.of(member)
             return self._attributes(part, made)
         members = part if _is_plain(part) else list(map(self.of, part))
-        if isinstance(part, tuple):
-            # A subclass may take other arguments than its members.
-            try:
-                made = tuple.__new__(type(part), members)
-            except TypeError:  # one of those that are made in C
-                made = type(part)(members)
-            return self._attributes(part, self._note(part, made))
-        return type(part)(members)
+        # A subclass may take other arguments than its members.
+        base: Any = next(one for one in (tuple, frozenset, set) if isinstance(part, one))
+        try:
+            made = base.__new__(type(part), members)
+        except TypeError:  # one of those that are made in C
+            made = type(part)(members)
+        if base is set:
+            set.update(made, members)
+        getattr(made, "__dict__", {}).update(getattr(part, "__dict__", {}))
+        return self._attributes(part, self._note(part, made))
 
     def _mapping(self, part: Mapping[Any, Any]) -> Any:
         # A subclass may hold more than its members, as defaultdict does.
@@ -117,14 +127,11 @@ class _Copies:
         return self._attributes(part, made)
 
     def _object(self, part: Any) -> Any:
-        try:
-            if hasattr(type(part), "__deepcopy__"):
-                # It knows best; but of its tensors some are not to be copied by it.
-                memo = {id(one): self.of(one) for one in _reached(part) if isinstance(one, Tensor)}
-                return copy.deepcopy(part, memo)
-            made = copy.copy(part)
-        except Exception:  # noqa: BLE001 - whatever an object of the user's raises
-            return part
+        if hasattr(type(part), "__deepcopy__"):
+            # It knows best; but of its tensors some are not to be copied by it.
+            memo = {id(one): self.of(one) for one in _reached(part) if isinstance(one, Tensor)}
+            return copy.deepcopy(part, memo)
+        made = copy.copy(part)
         return part if made is part else self._attributes(part, self._note(part, made))
 
     def _attributes(self, part: Any, made: Any) -> Any:
@@ -149,12 +156,25 @@ def _attributes_of(part: Any) -> Iterator[tuple[str, Any]]:
                 yield name, getattr(part, name)
 
 
-def _bytes_in(part: Any) -> int:
-    """Return how many bytes of tensors and arrays an object holds; none where it holds more values than a batch has."""
-    held = 0
-    for number, one in enumerate(_reached(part)):
+_HANDED_ON: dict[int, tuple[weakref.ref[Any], list[Any]]] = {}
+"""Objects that were found to be no part of a batch, with what they looked like: a vocabulary takes long to walk through."""
+
+
+def _holds_batch(part: Any) -> bool:
+    """Return whether an object holds tensors or arrays, and no more of them and of other values than a batch has."""
+    outline = [
+        (name, id(value), len(value) if isinstance(value, (*_LISTS, dict)) else 0)
+        for name, value in _attributes_of(part)
+    ]
+    known = _HANDED_ON.get(id(part))
+    if known is not None and known[0]() is part and known[1] == outline:
+        return False
+    held = length = 0
+    for number, one in enumerate(_reached(part, _VISITED + 1)):
         if number > _VISITED:
-            return 0
+            held = 0
+            break
+        length += len(one) if isinstance(one, (*_LISTS, dict)) else 1
         if isinstance(one, Tensor):
             held += one.numel() * one.element_size()
         elif isinstance(one, np.ndarray) or _is_array(one):
@@ -162,26 +182,35 @@ def _bytes_in(part: Any) -> int:
             held += size if isinstance(size, int) and size else 1
         elif isinstance(one, _FLAT):
             held += len(one)
-    return held
+    if 0 < held <= LARGEST:
+        return True
+    if length > _VISITED:
+        with suppress(TypeError):  # some can have no weak reference
+            _HANDED_ON[id(part)] = weakref.ref(part, partial(_forget, id(part))), outline
+    return False
 
 
-def _reached(part: Any) -> Iterator[Any]:
-    """Yield everything that an object holds, in containers and other objects too."""
+def _forget(place: int, gone: weakref.ref[Any]) -> None:
+    if place in _HANDED_ON and _HANDED_ON[place][0] is gone:
+        del _HANDED_ON[place]
+
+
+def _reached(part: Any, most: int = sys.maxsize) -> Iterator[Any]:
+    """Yield everything that an object holds, in containers and other objects too; beyond so many values some of them."""
     seen, left = {id(part)}, [part]
     while left:
         one = left.pop()
         yield one
         if isinstance(one, (Tensor, np.ndarray, *_FLAT)):
             continue
-        members: Iterator[Any] = (value for _, value in _attributes_of(one))
-        if isinstance(one, _LISTS):
-            members = iter([*members, *(() if _is_plain(one) else one)])
-        elif isinstance(one, dict):
-            members = iter([*members, *(() if _is_plain(one.values()) else one.values())])
-        for member in members:
+        members: Iterable[Any] = (value for _, value in _attributes_of(one))
+        inside = one.values() if isinstance(one, dict) else one if isinstance(one, _LISTS) else ()
+        for member in members if _is_plain(inside) else chain(members, inside):
             if type(member) not in _PLAIN and not isinstance(member, _NEVER) and id(member) not in seen:
                 seen.add(id(member))
                 left.append(member)
+                if len(seen) > most:
+                    break
 
 
 def _is_plain(members: Any) -> bool:

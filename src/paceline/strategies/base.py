@@ -78,6 +78,8 @@ class StrategyInputs:
     cuda_graph: str = "off"
     """Whether steps are replayed from a CUDA graph: where it pays (auto), wherever it can be (on), or never (off)."""
     find_unused_parameters: bool = False
+    gradients_seen: bool = True
+    """Whether code of the user's comes by when gradients are there, and may keep them: a loop, a hook of a task."""
     several: bool = False
     """Whether the run has several optimizers, which may take turns."""
     scaler: torch.amp.GradScaler | None = None

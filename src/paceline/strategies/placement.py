@@ -59,6 +59,8 @@ class Placement(ABC):
     """Whether it goes on where other parameters begin to train."""
     holds_unsaved = False
     """Whether its state has the buffers that `state_dict` leaves out, where they change."""
+    cut_first = False
+    """Whether the model was cut before its optimizer and its schedule were made."""
     computes = True
     """Whether this worker computes gradients; one that does not is a server to those that do."""
     scope = Scope.ROWS

@@ -27,6 +27,13 @@ class Reducer:
     narrows = True
     """Whether it can be wired up for a part of what trains, and switch from one part to another between steps."""
 
+    def may_be_kept(self) -> bool:
+        """Return whether somebody may keep a gradient of this step beyond it: it must not lie where the next one is written."""
+        return True
+
+    def give_up_sums(self) -> None:
+        """Put sums where no step writes, before code of the user's comes by that may keep them."""
+
     @property
     def capturable(self) -> bool:
         """Whether a step with it may be captured as a CUDA graph: it talks to no other worker."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from typing import Any, Protocol
 
@@ -36,10 +36,11 @@ from paceline.strategies.base import (
 from paceline.strategies.closure_step import ClosureStep
 from paceline.strategies.fused_update import FusedUpdate
 from paceline.strategies.graphs.step_graphs import StepGraphs
+from paceline.strategies.guards.looks import Looks, NoLooks
 from paceline.strategies.guards.loss_checks import check_trainable
 from paceline.strategies.guards.overlaps import refuse_overlaps
-from paceline.strategies.guards.partial_update import watch_updates
-from paceline.strategies.guards.schedules import check_looks, step_schedule
+from paceline.strategies.guards.partial_update import keeps_no_gradient, watch_updates
+from paceline.strategies.guards.schedules import step_schedule
 from paceline.strategies.guards.trained import agree_on_change, check_held
 from paceline.strategies.guards.used_options import UsedOptions
 from paceline.strategies.in_turns.optimizers import Optimizers, TurnPart, each_of
@@ -89,6 +90,8 @@ class Replica:
         ensure_hooks(self.optimizer)
         self.closure = ClosureStep.of(self.optimizer, placement, updates_here=update is None)
         """What takes the steps of an optimizer that computes the loss itself."""
+        if not (inputs.gradients_seen or isinstance(self.optimizer, Optimizers)):
+            self.reducer.may_be_kept = lambda: not keeps_no_gradient(self.optimizer)  # type: ignore[method-assign]
         self.fused = FusedUpdate(self.optimizer, world.device, inputs.note)
         check_own_entries(self.optimizer, kept=placement.adapts)
         self.turns = ReplicaTurns(self, self.optimizer) if isinstance(self.optimizer, Optimizers) else None
@@ -96,9 +99,11 @@ class Replica:
         self.partial_update = watch_updates(each_of(self.optimizer), placement.scope, world.device)
         self.options_used = UsedOptions() if placement.compares_options else None
         """What this worker has updated its part of the weights with."""
-        self.scheduler: LRScheduler | None = inputs.scheduler(self.optimizer)
-        if self.partial_update.watches:
-            check_looks(self.scheduler)
+        self.scheduler: LRScheduler | None = None
+        self.looks: Looks = NoLooks(self) if self.partial_update.watches else Looks(self)
+        """What the schedule is stepped in."""
+        with self.looks if placement.cut_first else nullcontext():
+            self.scheduler = inputs.scheduler(self.optimizer)
         self.precision = inputs.precision
         self.scaler: torch.amp.GradScaler | None = inputs.scaler or inputs.precision.scaler()
         placement.adopt(self.optimizer)
@@ -356,10 +361,16 @@ class Replica:
             overflowed = self.scheduler is not None and any(float(flag) for flag in flags)
         if not schedules:
             return
-        if self.scheduler is not None and not overflowed:
-            step_schedule(self.scheduler)
+        if not overflowed:
+            self.step_schedule()
         if self.buffers.watched:
             self.buffers.end_step()
+
+    def step_schedule(self) -> None:
+        """Step the schedule, where there is one, behind an update."""
+        if self.scheduler is not None:
+            with self.looks:
+                step_schedule(self.scheduler)
 
     def placed(self, batch: Any) -> Any:
         """Return a batch on the device; from pinned memory the copy does not keep this process waiting."""
@@ -392,6 +403,7 @@ class Replica:
 
     def evaluate(self, works: Iterable[StepWork], metrics: MetricsFunction) -> Rows:
         """Measure this worker's shards without touching gradients, buffers or random streams."""
+        self.reducer.give_up_sums()
         with self.placement.measuring():
             return self.schedule.measure(self, works, metrics)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cached_property, lru_cache, partial
 from types import BuiltinFunctionType, CodeType, FunctionType, MethodType
 from typing import Any
 
@@ -30,8 +30,16 @@ class FunctionCopy:
     name: str
     digest: str
     """What it does, as far as its code and the plain values in it tell."""
-    payload: Payload | None = field(repr=False)
-    """As it travels; None where it cannot."""
+    value: Any = field(repr=False)
+    """Itself, in the process that has looked it up."""
+
+    @cached_property
+    def payload(self) -> Payload | None:
+        """As it travels; None where it cannot."""
+        return None if isinstance(self.value, MethodType) else _payload(self.value)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"name": self.name, "digest": self.digest, "payload": self.payload}
 
 
 @dataclass(frozen=True)
@@ -81,6 +89,8 @@ def held_back(copy: Any) -> FunctionCopy | None:
 
 def same(copy: Any, other: Any) -> bool:
     """Return whether two copies are equal: 1 is not True here, and nan is itself."""
+    if type(copy) is type(other) and type(copy) in (str, int, bool):
+        return bool(copy == other)
     return copy is other or repr(copy) == repr(other)
 
 
@@ -123,7 +133,7 @@ def _is_ours(value: Any) -> bool:
 
 
 def _named(value: Any) -> FunctionCopy:
-    return FunctionCopy(*_known(value), None if isinstance(value, MethodType) else _payload(value))
+    return FunctionCopy(*_known(value), value)
 
 
 def _known(value: Any) -> tuple[str, str]:
@@ -152,9 +162,7 @@ def _is_torchs(bound: Any) -> bool:
 def _digest(value: Any) -> str:
     if not isinstance(value, FunctionType):
         return ""
-    told = hashlib.sha256()
-    for part in _parts(value.__code__):
-        told.update(part)
+    told = hashlib.sha256(_code_digest(value.__code__))
     cells = [one.cell_contents for one in value.__closure__ or () if _is_filled(one)]
     for one in (*cells, *(value.__defaults__ or ()), *(value.__kwdefaults__ or {}).values()):
         simple = type(one) in _PLAIN
@@ -168,6 +176,11 @@ def _is_filled(cell: Any) -> bool:
     except ValueError:
         return False
     return True
+
+
+@lru_cache(maxsize=1000)
+def _code_digest(code: CodeType) -> bytes:
+    return hashlib.sha256(b"".join(_parts(code))).digest()
 
 
 def _parts(code: CodeType) -> Iterator[bytes]:

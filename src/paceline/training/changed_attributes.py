@@ -9,7 +9,7 @@ run, where all others have changed it alike. A run that goes back has again what
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -92,6 +92,8 @@ class ChangedAttributes:
         if began is None:
             return Then({})
         now, others = _read(model, task)
+        if others == self._others:
+            others = self._others  # not once more for each checkpoint
         keys = dict.fromkeys((*began, *now))
         pairs = {key: (began.get(key, ABSENT), now.get(key, ABSENT)) for key in keys}
         changes = {key: pair for key, pair in pairs.items() if not same(*pair) and not _is_gone(key, now)}
@@ -127,8 +129,10 @@ class ChangedAttributes:
 
     # Going back.
 
-    def note_saved(self, number: int, model: nn.Module, task: Task | None) -> None:
-        """Note what has changed where a checkpoint of so many steps was written."""
+    def note_saved(self, number: int, model: nn.Module, task: Task | None, there: Sequence[int]) -> None:
+        """Note what has changed where a checkpoint of so many steps was written, beside the others that are `there`."""
+        newest = max(there, default=-1)  # those behind it may be on their way to the disk
+        self._saved = {old: then for old, then in self._saved.items() if old > newest or old in there}
         self._saved[number] = self.now(model, task)
 
     def saved_at(self, number: int) -> Then | None:

@@ -72,10 +72,14 @@ def has_run(folder: Path) -> bool:
 
 def newest_step(folder: Path | None) -> int | None:
     """Return the step of the newest checkpoint in a folder, if there is one."""
-    if folder is None:
-        return None
-    names = [path.name.removeprefix("step-") for path in (folder / CHECKPOINTS).glob("step-*")]
-    return max((int(name) for name in names if name.isdecimal()), default=None)
+    return max(steps(folder), default=None)
+
+
+def steps(folder: Path | None) -> list[int]:
+    """Return the steps of the checkpoints in a folder."""
+    found = [] if folder is None else (folder / CHECKPOINTS).glob("step-*")
+    names = [path.name.removeprefix("step-") for path in found]
+    return [int(name) for name in names if name.isdecimal()]
 
 
 def check(options: RunOptions) -> None:

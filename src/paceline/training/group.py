@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -51,8 +52,14 @@ class RunGroup:
     """What the run had changed there, after how many steps, and on what; None on a worker that joins."""
 
     def __post_init__(self) -> None:
-        state = self.core.state
-        self.saving.wrote = lambda number: self.changed.note_saved(number, state.replica.model, state.task)
+        self.saving.wrote = self._note_saved
+
+    def _note_saved(self, number: int) -> None:
+        """Note what the run has changed where it was saved."""
+        state, there = self.core.state, list[int]()
+        with suppress(OSError):  # whoever writes there says so
+            there = folder.steps(state.options.out)
+        self.changed.note_saved(number, state.replica.model, state.task, there)
 
     def take_snapshot(self) -> None:
         """Send this worker's part of the state to its neighbour, where that is done.

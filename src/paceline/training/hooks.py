@@ -22,16 +22,20 @@ from paceline.world import seeds
 STEP, EPOCH, EVAL, CHECKPOINT = "on_step", "on_epoch", "on_eval", "on_checkpoint"
 
 
+def written_by(task: Task) -> frozenset[str]:
+    """Return the hooks that a task has of its own, on its class or on the instance."""
+    names = (STEP, EPOCH, EVAL, CHECKPOINT)
+    return frozenset(
+        name for name in names if getattr(getattr(task, name), "__func__", None) is not getattr(Task, name)
+    )
+
+
 class Hooks:
     """Those that a task has written; the others cost nothing."""
 
     def __init__(self, task: Task, state: RunState, declared: DeclaredValues) -> None:
         self._task, self._state, self._declared = task, state, declared
-        self.written = frozenset(
-            name
-            for name in (STEP, EPOCH, EVAL, CHECKPOINT)
-            if getattr(getattr(task, name), "__func__", None) is not getattr(Task, name)
-        )
+        self.written = written_by(task)
         self._marked: tuple[Replica, ModuleMarks] | None = None
         self._calls = 0
 

@@ -28,6 +28,7 @@ from paceline.training.checks.same_model import made_alike
 from paceline.training.core import EngineCore
 from paceline.training.frozen import KEY as FROZEN
 from paceline.training.frozen import freeze_as
+from paceline.training.hooks import written_by
 from paceline.training.several import GivenModel, GivenOptimizer, GivenScheduler
 from paceline.training.strategy_inputs import BY_NAME, carried_inputs, new_parts
 from paceline.training.user_loop.handle import Handle
@@ -103,6 +104,7 @@ class Preparation:
                 state.options, state.exactness, device, model, optimizer, scheduler, buffers, structure
             ),
             note=lambda text: state.emit(Note(text=text)),
+            gradients_seen=state.task is None or bool(written_by(state.task)),
         )
         joins = state.waits_to_join
         # What needs the others is done when there are any.

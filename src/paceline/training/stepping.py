@@ -129,7 +129,8 @@ class Stepping:
         if isinstance(schedule := state.replica.scheduler, PerEpoch):
             measured = state.measured
             found = measured[1] if measured is not None and measured[0] == number else None
-            schedule.end_epoch(state.position.epoch, found)
+            with state.replica.looks:
+                schedule.end_epoch(state.position.epoch, found)
         # One taken inside after_epoch could not be gone back to.
         if self.call.after_epoch is not None and self.core.sharded.due(state.position):
             self.group.take_snapshot()
@@ -218,7 +219,8 @@ class Stepping:
         """Return a step for the loop's body; one of a `broken` body has no batches, and nothing comes of it."""
         state, seed, replica = self.core.state, self.core.state.options.seed, self.core.state.replica
         if isinstance(replica.scheduler, PerEpoch) and broken is None:
-            replica.scheduler.begin_step(data.epoch)
+            with replica.looks:
+                replica.scheduler.begin_step(data.epoch)
         own_loop = state.task is None
         if replica.turns is not None:
             replica.turns.take(self.call.turns.at(state.position))

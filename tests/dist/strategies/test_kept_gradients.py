@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections import deque
+from types import MethodType
 from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.optim import SGD
 from torch.optim.lr_scheduler import LambdaLR, LRScheduler
@@ -15,6 +16,7 @@ from torch.utils.data import TensorDataset
 
 import paceline
 from paceline.errors import InputError
+from paceline.strategies.guards.partial_update import keeps_no_gradient
 
 
 class Plain(paceline.Task):
@@ -94,18 +96,117 @@ class Patched(Plain):
         return optimizer
 
 
-def trained(task: type[Plain], strategy: str, workers: int) -> str:
-    return paceline.train(task, strategy=strategy, workers=workers, threads=1, progress=False).weights_sha256
+class KeptInEvaluation(Plain):
+    """An evaluation that keeps gradients, and a loss that follows them."""
+
+    kept: Tensor | None = None
+
+    def eval_data(self) -> TensorDataset:
+        return self.train_data()
+
+    def metrics(self, model: nn.Module, batch: Any) -> dict[str, Any]:
+        self.kept = model[0].weight.grad  # type: ignore[union-attr, index]
+        return {"loss": paceline.Mean(model(batch[0]).pow(2).sum(), len(batch[0]))}
+
+    def loss(self, model: nn.Module, batch: Any) -> paceline.Loss:
+        made = super().loss(model, batch)
+        factor = 1.0 if self.kept is None else 1 / (1 + float(self.kept.abs().sum()))
+        return paceline.Loss(made.total * factor, made.weight)
 
 
-@pytest.mark.parametrize("task", [Scheduled, HookedLate, Patched])
-def test_what_keeps_a_gradient_has_the_bits_of_one_process_under_ddp(task: type[Plain]) -> None:
+def trained(task: type[Plain], strategy: str, workers: int, **options: Any) -> str:
+    made = paceline.train(task, strategy=strategy, workers=workers, threads=1, progress=False, **options)
+    return made.weights_sha256
+
+
+@pytest.mark.parametrize("transport", ["auto", "gloo"])
+@pytest.mark.parametrize("task", [Scheduled, HookedLate, Patched, KeptInEvaluation])
+def test_what_keeps_a_gradient_has_the_bits_of_one_process_under_ddp(
+    task: type[Plain], transport: str
+) -> None:
     alone = trained(task, "single", 1)
     assert alone != trained(Plain, "single", 1)
-    assert trained(task, "ddp", 2) == alone
+    assert trained(task, "ddp", 2, transport=transport) == alone
 
 
-@pytest.mark.parametrize("strategy", ["fsdp", "ps"])
-def test_a_schedule_that_looks_at_gradients_is_refused_where_they_are_parts(strategy: str) -> None:
-    with pytest.raises(InputError, match=r"the schedule looks at .grad. in ByLastGradient\.get_lr"):
-        trained(Scheduled, strategy, 2)
+class OwnSGD(SGD):
+    pass
+
+
+def test_only_plain_optimizers_of_torch_keep_no_gradient() -> None:
+    def made(kind: type[SGD] = SGD) -> SGD:
+        return kind([torch.zeros(1, requires_grad=True)], lr=0.1)
+
+    plain, hooked, patched = made(), made(), made()
+    LambdaLR(plain, lambda _: 1.0)
+    assert keeps_no_gradient(plain)
+    hooked.register_step_pre_hook(lambda *_: None)
+    patched.step = MethodType(lambda self, closure=None: None, patched)  # type: ignore[method-assign]
+    LambdaLR(patched, lambda _: 1.0)
+    assert not any(map(keeps_no_gradient, [hooked, patched, made(OwnSGD)]))
+
+
+class ByGradient(Plain):
+    """A function that looks whether there is a gradient."""
+
+    elementwise = False
+
+    def scheduler(self, optimizer: torch.optim.Optimizer, total_steps: int) -> LRScheduler:
+        def rate(step: int) -> float:
+            return 0.5 if step and optimizer.param_groups[0]["params"][0].grad is not None else 1.0
+
+        if self.elementwise:
+            rate.elementwise = True  # type: ignore[attr-defined]
+        return LambdaLR(optimizer, rate)
+
+
+class ByKeptWeight(Plain):
+    """A function that has kept a weight from before it was cut."""
+
+    def scheduler(self, optimizer: torch.optim.Optimizer, total_steps: int) -> LRScheduler:
+        weight = optimizer.param_groups[0]["params"][0]
+        return LambdaLR(optimizer, lambda step: 1 / (1 + float(torch.stack([weight]).norm())) if step else 1)
+
+
+class ByGradientAsItMay(ByGradient):
+    elementwise = True
+
+
+class CountsAtFirst(LRScheduler):
+    """A rate by the number of weights, which are whole when it is made, and by a table with a telling name."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+        self.count = sum(one.numel() for group in optimizer.param_groups for one in group["params"])
+        super().__init__(optimizer)
+
+    def get_lr(self) -> list[float]:  # type: ignore[override]
+        options = {"params": {"grad": 4}}
+        trains = [one.requires_grad for group in self.optimizer.param_groups for one in group["params"]]
+        return [len(trains) / self.count / options["params"]["grad"] for _ in self.optimizer.param_groups]
+
+
+class Counted(Plain):
+    def scheduler(self, optimizer: torch.optim.Optimizer, total_steps: int) -> LRScheduler:
+        return CountsAtFirst(optimizer)
+
+
+@pytest.mark.parametrize(
+    ("task", "strategy", "what"),
+    [
+        (Scheduled, "fsdp", r"'grad' of a weight in ByLastGradient\.get_lr"),
+        (Scheduled, "ps", r"'grad' of a weight in ByLastGradient\.get_lr"),
+        (ByGradient, "pp", r"'grad' of a weight in ByGradient\.scheduler\.<locals>\.rate"),
+        (ByKeptWeight, "fsdp", r"'stack' of a weight in ByKeptWeight\.scheduler\.<locals>\.<lambda>"),
+        (Counted, "tp", r"'numel' of a weight in CountsAtFirst\.__init__"),
+    ],
+)
+def test_a_schedule_that_looks_at_weights_is_refused_where_they_are_parts(
+    task: type[Plain], strategy: str, what: str
+) -> None:
+    with pytest.raises(InputError, match=f"the schedule looks at {what}"):
+        trained(task, strategy, 2)
+
+
+@pytest.mark.parametrize("task", [Counted, ByGradientAsItMay])
+def test_a_schedule_that_sees_no_part_or_says_that_it_may_is_stepped(task: type[Plain]) -> None:
+    assert trained(task, "fsdp", 2) == trained(task, "single", 1)

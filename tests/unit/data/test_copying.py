@@ -171,3 +171,48 @@ def test_an_object_that_collate_fills_again_is_another_in_each_batch(source: Any
     for batch, vocabulary in batches:
         assert batch.values.tolist() == batch.array.tolist() == batch.lengths
         assert vocabulary is collate.vocabulary
+
+
+class Holder:
+    def __init__(self, **held: Any) -> None:
+        vars(self).update(held)
+
+
+@pytest.mark.parametrize(
+    "held", [{str(one): one for one in range(20_000)}, [(one,) for one in range(20_000)]]
+)
+def test_a_vocabulary_is_walked_through_once(held: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    walked = []
+    reached = copying._reached
+    monkeypatch.setattr(copying, "_reached", lambda *args: walked.append(1) or reached(*args))
+    vocabulary = Holder(words=held)
+    for _ in range(3):
+        assert copied([vocabulary])[0] is vocabulary
+    assert len(walked) == 1
+    vocabulary.values = torch.ones(1)
+    assert (copied(vocabulary) is not vocabulary) == isinstance(held, dict)
+    place = id(vocabulary)
+    del vocabulary
+    assert place not in copying._HANDED_ON
+
+
+def test_a_chain_of_objects_that_is_too_deep_is_handed_on() -> None:
+    chain: Any = None
+    for _ in range(600):
+        chain = Holder(values=torch.ones(1), next=chain)
+    assert copied(chain).values is not chain.values
+
+
+class PairSet(frozenset[Any]):
+    def __new__(cls, one: Any, other: Any) -> PairSet:
+        made = super().__new__(cls, (one, other))
+        made.name = "pair"  # type: ignore[attr-defined]
+        return made
+
+
+def test_a_set_of_a_class_with_other_arguments_is_copied() -> None:
+    pair = PairSet(torch.ones(1), 2)
+    made = copied(pair)
+    assert type(made) is PairSet
+    assert made.name == "pair"
+    assert not pair & {one for one in made if isinstance(one, torch.Tensor)}

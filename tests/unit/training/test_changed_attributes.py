@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from typing import Any
 
 import pytest
@@ -9,6 +10,7 @@ import torch
 from torch import nn
 
 from paceline.errors import InputError
+from paceline.training import attribute_values
 from paceline.training.changed_attributes import ChangedAttributes, Then
 
 
@@ -80,3 +82,33 @@ def test_what_cannot_be_set_back_is_refused() -> None:
         InputError, match=r"^more was replaced in the run and is a Linear by now, .* it was no module"
     ):
         changed.set_back(net, None, Then({}), 0)
+
+
+def test_only_checkpoints_that_are_there_are_remembered_and_share_what_they_have_alike() -> None:
+    net, changed = begun()
+    net.config = object()
+    changed = ChangedAttributes()
+    changed.begin(net, None)
+    for number in range(10):
+        net.drop.p = number / 10
+        changed.note_saved(number, net, None, [0, number - 1, number])
+    kept = [changed.saved_at(number) for number in range(10)]
+    known = [then for then in kept if then is not None]
+    assert [number for number, then in enumerate(kept) if then is not None] == [0, 8, 9]
+    assert known[-1].changes[("drop", "p")] == (0.1, 0.9)
+    assert len({id(then.others) for then in known}) == 1
+
+
+def test_a_look_packs_no_function(monkeypatch: pytest.MonkeyPatch) -> None:
+    net, changed = begun()
+    net.act = torch.relu
+    packed: list[Any] = []
+    pack = attribute_values.pack
+    monkeypatch.setattr(attribute_values, "pack", lambda value: packed.append(value) or pack(value))
+    then = changed.now(net, None)
+    assert not packed
+    there = pickle.loads(pickle.dumps(then))  # noqa: S301
+    assert packed
+    net.act = torch.tanh
+    changed.set_back(net, None, there, 4)
+    assert net.act is torch.relu

@@ -124,6 +124,8 @@ class DdpReducer(Reducer):
         self._bucket_mb = _bucket_mb(inputs.tuning, self.exchange)
         self._row_sums = TreeSum(inputs.shards, sparse.add)
         self._own = OwnSums()
+        self._in_buckets: list[nn.Parameter] = []
+        """Those whose sums are where torch's reducer writes those of the next step."""
         self._ddp: DistributedDataParallel | None = None
         self._places: dict[int, int] = {}
         self._wirings: dict[int, _Wiring] = {}
@@ -280,12 +282,32 @@ class DdpReducer(Reducer):
         ]
 
     def _take_sums(self) -> None:
-        """Take the sums out of the reducer's buckets: the next step writes there, and whoever sees them may keep them."""
+        """Take the sums out of the reducer's buckets, where the next step writes and somebody may keep them."""
         if not self._last_bucket_seen:
             self._refuse_unreduced()
+        self._in_buckets = []
         for one in self.step.tracked:
-            if one.grad is not None:
-                one.grad = self._own.total(one.grad)
+            total = None if one.grad is None else self._own.total(one.grad)
+            if total is not None:
+                one.grad = total
+            elif one.grad is not None:
+                self._in_buckets.append(one)
+        stats = self.step.loss_stats
+        if self.may_be_kept():
+            self.give_up_sums()
+        elif stats.grad is not None:
+            stats.grad = stats.grad.clone()  # it is read a step later
+
+    def give_up_sums(self) -> None:
+        """Copy the sums that still lie in the reducer's buckets, all at once: on a GPU each alone would be a kernel."""
+        held = [one for one in self._in_buckets if one.grad is not None and not one.grad.is_sparse]
+        sums = [one.grad for one in held if one.grad is not None]
+        copies = list(map(torch.empty_like, sums))
+        if copies:
+            foreach.copy_(copies, sums)
+        for one, total in zip(held, copies, strict=True):
+            one.grad = total
+        self._in_buckets = []
 
     def _refuse_unreduced(self) -> NoReturn:
         """Refuse to go on with gradients that were never reduced."""

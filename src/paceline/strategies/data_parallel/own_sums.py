@@ -65,12 +65,12 @@ class OwnSums:
         )
         return totals
 
-    def total(self, gradient: Tensor) -> Tensor:
-        """Return what a gradient that lies in a bucket has come to, in memory which the reducer does not write to."""
+    def total(self, gradient: Tensor) -> Tensor | None:
+        """Return what a gradient has come to, in memory that only this writes to; None of one that lies in no bucket here."""
         strided = gradient.layout is torch.strided
         placed = self._placed.get(gradient.untyped_storage().data_ptr()) if strided else None
         if placed is None:
-            return gradient.clone()
+            return None
         totals, memory, start = placed
         if gradient.is_complex():
             totals, start = torch.view_as_complex(totals.view(-1, 2)), start // 2

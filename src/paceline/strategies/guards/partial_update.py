@@ -89,6 +89,14 @@ class PartialUpdate:
                 )
 
 
+def keeps_no_gradient(optimizer: Optimizer) -> bool:
+    """Return whether all that sees gradients in an optimizer's step is torch's own: that keeps copies, if anything."""
+    kind = type(optimizer)
+    own = [*vars(optimizer).values(), *vars(kind).values(), *(hook for _, hook in step_hooks(optimizer))]
+    is_torchs = kind.__module__.startswith("torch.optim.") and _steps_as_torch(optimizer)
+    return is_torchs and all(map(_is_ours, filter(callable, own)))
+
+
 class PartialUpdates:
     """Watches the optimizers of one worker, where there are several."""
 

@@ -15,7 +15,6 @@ from paceline.state.optimizer_state import set_options
 from paceline.strategies import gradients, sparse
 from paceline.strategies.base import Leaves, StrategyInputs
 from paceline.strategies.guards.places import Places
-from paceline.strategies.guards.schedules import step_schedule
 from paceline.strategies.hybrid.embedding_service import EmbeddingService, Norms, Sent
 from paceline.strategies.hybrid.kept import KeptPlacement, KeptState, bounds, check_slots, part_of
 from paceline.strategies.hybrid.tables import send_away
@@ -119,8 +118,7 @@ class TablesUpdate:
         gradients.scale([one.values() for one in summed if one is not None], commit.factor)
         set_options(replica.optimizer, commit.options)
         replica.optimizer.step()
-        if replica.scheduler is not None:
-            step_schedule(replica.scheduler)
+        replica.step_schedule()
         check_slots(replica.optimizer, placement.parts)
         for part in placement.parts:
             part.values.grad = None

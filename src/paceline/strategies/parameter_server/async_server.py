@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 
 from paceline.state.optimizer_state import same_options
-from paceline.strategies.guards.schedules import step_schedule
 from paceline.strategies.parameter_server.push_queue import Push
 from paceline.strategies.parameter_server.server import ServerPlacement
 from paceline.strategies.replica import Replica
@@ -105,7 +104,7 @@ class AsyncUpdate:
         for old in [step for step in self._placement.applied if step < number - self._placement.staleness]:
             del self._placement.applied[old]
         if replica.scheduler is not None:
-            step_schedule(replica.scheduler)
+            replica.step_schedule()
             self._placement.stepped.note()
         rows = [push.content["buffers"] for _, push in sorted(self._entries[number].items())]
         if not rows[0]:

@@ -23,7 +23,6 @@ from paceline.strategies import gradients
 from paceline.strategies.base import StepWork, StrategyInputs
 from paceline.strategies.guards.guarded_state import guard_state, kept_elsewhere
 from paceline.strategies.guards.partial_update import Scope
-from paceline.strategies.guards.schedules import step_schedule
 from paceline.strategies.guards.trained import check_equal
 from paceline.strategies.guards.writes import Writes
 from paceline.strategies.in_turns.optimizers import each_of, stepping
@@ -192,8 +191,7 @@ class ServedUpdate:
         self._take_weights(answers)
         told = [one["options"] for one in answers]
         placement.heard.hear(replica.optimizer, told, together=not placement.staleness)
-        if replica.scheduler is not None:
-            step_schedule(replica.scheduler)
+        replica.step_schedule()
         replica.buffers.end_step()
         return result
 

@@ -170,6 +170,7 @@ class SplitPlacement(Placement):
 
     ignores_hooks = "tp"
     compares_options = True
+    cut_first = True
 
     def __init__(self, split: SplitModel, inner: Placement) -> None:
         self._split, self._inner = split, inner
