@@ -108,12 +108,10 @@ class Scope:
         if name in self._asked:  # it is part of itself, as in N = N + 1
             return True
         self._asked.add(name)
-        try:
-            return name in self.bound and all(
-                one is not None and self._closed(one, frozenset()) for one in self.bound[name]
-            )
-        finally:
-            self._asked.discard(name)
+        bound = self.bound.get(name, [None])
+        fixed = all(one is not None and self._closed(one, frozenset()) for one in bound)
+        self._asked.discard(name)
+        return fixed
 
     def _read(self, body: list[ast.stmt], given: list[ast.expr | None]) -> None:
         for node in imported(body):
