@@ -57,15 +57,16 @@ class SocketGather:
     """Over the process group."""
 
     def __init__(self, place: World) -> None:
-        self._comm = place.comm
+        self._comm, self._beginning = place.comm, torch.full((1,), -1, device=place.device)
 
     def begin(self) -> None:
-        """Tell the others: no flag that they could look at is here."""
-        self._comm.all_gather(torch.tensor([-1]))
+        """Tell the others: no flag that they could look at is here. Nobody reads it in a step, so no GPU is waited for."""
+        self._comm.all_gather(self._beginning)
 
     def meets(self, what: int) -> bool:
         """Return whether all others tell the same."""
-        return all(int(one) == what for one in self._comm.all_gather(torch.tensor([what])))
+        told = self._comm.all_gather(torch.full_like(self._beginning, what))
+        return all(int(one) == what for one in told)
 
     def reserve(self, length: int) -> None:
         """Need nothing beforehand."""
