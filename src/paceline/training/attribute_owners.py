@@ -9,9 +9,10 @@ from torch import nn
 from torch.nn.modules.lazy import LazyModuleMixin
 
 from paceline.compat.modules import HOOKS as HOOK_TABLES
+from paceline.strategies.guards.reached import is_users
 from paceline.task import Task
 from paceline.training.attribute_refusals import HOOKS, KIND, Key
-from paceline.training.attribute_values import copied, described
+from paceline.training.attribute_values import copied, described, module_of
 from paceline.training.saved_attributes import ABSENT
 
 TASK = "the task"
@@ -46,12 +47,15 @@ def _kind(owner: object) -> str:
 
 
 def _hooks(owner: nn.Module) -> list[str]:
-    """Return the hooks on a module that a user has put there, with the table of each."""
+    """Return the hooks on a module that a user has put there, with the table of each.
+
+    A library puts its own there again where it needs them, as transformers does in a first pass.
+    """
     found = [
-        f"{table.strip('_')[:-1]} {said}"
+        f"{table.strip('_')[:-1]} {described(hook)}"
         for table in HOOK_TABLES
         for hook in vars(owner).get(table, {}).values()
-        if not (said := described(hook)).startswith(("paceline.", "torch."))
+        if is_users(module_of(hook))
     ]
     return sorted(found)
 

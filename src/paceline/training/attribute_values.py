@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from paceline.strategies.guards.reached import is_users
 from paceline.training.by_value import Payload, pack
 
 _PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device)
@@ -101,11 +102,26 @@ def shown(copy: Any) -> str:
 
 def described(function: Any) -> str:
     """Return the name and the code of whatever is called, for a comparison among workers."""
+    function = _called(function)
+    return (
+        f"{function.__module__}.{function.__qualname__}"
+        if isinstance(function, type)
+        else " ".join(known(function))
+    )
+
+
+def module_of(function: Any) -> str:
+    """Return the name of the module that has the code of whatever is called."""
+    return str(getattr(_called(function), "__module__", None) or "")
+
+
+def _called(function: Any) -> Any:
+    """Return a function without what it is given beforehand; of another object its class."""
     while isinstance(function, partial):
         function = function.func
-    if not isinstance(function, FunctionType | MethodType | BuiltinFunctionType):
-        return f"{type(function).__module__}.{type(function).__qualname__}"
-    return " ".join(known(function))
+    return (
+        function if isinstance(function, FunctionType | MethodType | BuiltinFunctionType) else type(function)
+    )
 
 
 def _copied(value: Any, depth: int, left: Iterator[int]) -> Any:
@@ -123,13 +139,15 @@ def _copied(value: Any, depth: int, left: Iterator[int]) -> Any:
         if kind in (set, frozenset):
             return Unordered(kind, sorted(members, key=repr))
         return kind(members)
-    if isinstance(value, FunctionType | MethodType | BuiltinFunctionType | type) and not _is_ours(value):
+    if isinstance(value, FunctionType | MethodType | BuiltinFunctionType | type) and not _is_others(value):
         return _named(value)
     raise _OtherError
 
 
-def _is_ours(value: Any) -> bool:
-    return (getattr(value, "__module__", None) or "").partition(".")[0] == "paceline"
+def _is_others(value: Any) -> bool:
+    """Return whether it is ours, or was made inside of a function of a library: that makes it again where it needs it."""
+    module, name = getattr(value, "__module__", None) or "", getattr(value, "__qualname__", "")
+    return module.partition(".")[0] == "paceline" or ("<locals>" in name and not is_users(module))
 
 
 def _named(value: Any) -> FunctionCopy:

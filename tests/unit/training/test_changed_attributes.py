@@ -112,3 +112,16 @@ def test_a_look_packs_no_function(monkeypatch: pytest.MonkeyPatch) -> None:
     net.act = torch.tanh
     changed.set_back(net, None, there, 4)
     assert net.act is torch.relu
+
+
+@pytest.mark.parametrize("home", ["numpy.linalg", __name__])
+def test_what_a_library_puts_there_in_a_pass_is_its_own(home: str) -> None:
+    def made(*_: Any) -> None:
+        """Stand for what transformers registers in its first pass."""
+
+    net, changed = begun()
+    made.__module__ = home
+    net.drop.register_forward_hook(made)
+    net.act = made
+    found = {name for _, name in changed.changes(net, None)}
+    assert ("its hooks" in found, "act" in found) == (home == __name__,) * 2
