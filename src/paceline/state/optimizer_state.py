@@ -266,6 +266,18 @@ def _check_own_entries(optimizer: Optimizer, *, kept: bool) -> None:
     plain(dict(own), f"the state of {kind}")
 
 
+def check_dense(optimizer: Optimizer) -> None:
+    """Raise where an optimizer keeps a sparse tensor, which no checkpoint holds: SGD with momentum for gradients of rows."""
+    for slots in optimizer.state.values():
+        for slot, value in slots.items() if isinstance(slots, Mapping) else ():
+            if isinstance(value, Tensor) and value.layout is not torch.strided:
+                raise InputError(
+                    f"{type(optimizer).__name__} keeps {slot} of a parameter as a sparse tensor, because its gradient is one "
+                    "(nn.Embedding(sparse=True)), and no checkpoint could hold it. Use SGD without momentum, Adagrad or "
+                    "SparseAdam, or leave sparse=True out."
+                )
+
+
 def _names(model: nn.Module, optimizer: Optimizer) -> list[str]:
     """Return the name of each parameter in the order in which the optimizer numbers them."""
     known = {id(parameter): name for name, parameter in model.named_parameters()}

@@ -7,6 +7,9 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from typing import Any
+from weakref import WeakKeyDictionary
+
+from torch.optim import Optimizer
 
 from paceline.checkpoint.best import Score
 from paceline.checkpoint.contents import CheckpointMetadata
@@ -20,6 +23,8 @@ from paceline.observe import CheckpointSaved, Note
 from paceline.recovery.agreement import WentBackError
 from paceline.recovery.membership import EVALUATE, SAVE
 from paceline.recovery.position import Position
+from paceline.state.optimizer_state import check_dense
+from paceline.strategies.in_turns.optimizers import each_of
 from paceline.training import folder
 from paceline.training.checks.epoch_starts import KEY as STREAM
 from paceline.training.checks.nonfinite import check_weights
@@ -53,6 +58,8 @@ class Saving:
     """What else is to be called on the worker that has committed a checkpoint, with its step and its folder."""
     first: Callable[[], None] = field(default=lambda *_: None, init=False)
     """What is to be called on each worker before it begins to write a checkpoint."""
+    _looked_at: WeakKeyDictionary[Optimizer, int] = field(default_factory=WeakKeyDictionary, init=False)
+    """How many parameters had state when each optimizer's was looked at."""
     _asked: bool = field(default=False, init=False)
     """Whether the loop has asked for a checkpoint in a body that has not ended."""
 
@@ -142,6 +149,8 @@ class Saving:
 
         A body that is run `again` asks for it again. A disk that fails does not end a run that can go on without a due one.
         """
+        if self.saver is not None:
+            self._check_savable()
         asked, self._asked = self._asked and not again, self._asked and last and not again
         if again or last or not (asked or due):
             return
@@ -152,6 +161,13 @@ class Saving:
             if asked:
                 raise
             self._note(f"{error} Training goes on; the next checkpoint is tried when it is due.")
+
+    def _check_savable(self) -> None:
+        """Raise, as soon as a parameter has such state, where a checkpoint could not hold it: not only when one is due."""
+        for optimizer in each_of(self.core.state.replica.optimizer):
+            if self._looked_at.get(optimizer) != len(optimizer.state):
+                self._looked_at[optimizer] = len(optimizer.state)
+                check_dense(optimizer)
 
     def save(self, *, last: bool = False, called: str | None = None) -> None:
         """Write a checkpoint of where the run stands, with all workers; `called` is the name by which the loop asks for it."""

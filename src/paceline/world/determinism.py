@@ -1,8 +1,9 @@
-"""Makes a GPU give the same bits twice: deterministic kernels, or the name of the operation that has none."""
+"""Makes a process give the same bits twice: deterministic kernels, or the name of the operation that has none."""
 
 from __future__ import annotations
 
 import re
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -21,6 +22,7 @@ def select_kernels(device: torch.device, *, compiled: bool) -> None:
     # In evaluation nn.TransformerEncoder takes a kernel of its own, which rounds otherwise, unless somebody listens to its
     # layers: fsdp does, pp cuts them, one process does not. All take the way that training takes.
     torch.backends.mha.set_fastpath_enabled(False)
+    _set_fusions([])
     if device.type != "cuda":
         return
     if env.read(_WORKSPACE) is None:
@@ -41,6 +43,8 @@ def preserved() -> Iterator[None]:
     fast_path, threads = torch.backends.mha.get_fastpath_enabled(), torch.get_num_threads()
     benchmark, mode = torch.backends.cudnn.benchmark, torch.get_deterministic_debug_mode()
     fill = torch.utils.deterministic.fill_uninitialized_memory  # type: ignore[attr-defined]
+    fusions = _set_fusions([])
+    _set_fusions(fusions)
     with env.preserved(_WORKSPACE), compiler_setting.preserved():
         try:
             yield
@@ -51,6 +55,19 @@ def preserved() -> Iterator[None]:
             torch.backends.cudnn.benchmark = benchmark
             torch.utils.deterministic.fill_uninitialized_memory = fill  # type: ignore[attr-defined]
             torch.set_deterministic_debug_mode(mode)
+            _set_fusions(fusions)
+
+
+def _set_fusions(allowed: list[tuple[str, int]]) -> list[tuple[str, int]]:
+    """Set how often TorchScript may fuse a graph anew; return what was set before.
+
+    It fuses a function after its first calls, and so rounds otherwise from then on: how many shards have gone through it, which
+    depends on the workers, would decide the bits. Where it may not fuse, each call computes what plain Python does.
+    """
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # of TorchScript as a whole
+        before: list[tuple[str, int]] = torch.jit.set_fusion_strategy(allowed)
+    return before
 
 
 def named(error: RuntimeError) -> InputError | None:

@@ -9,6 +9,7 @@ or numpy; on a GPU, which has to be waited for, now and then (passes 1, 2, 4, 8 
 from __future__ import annotations
 
 import types
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
@@ -85,12 +86,13 @@ class _Watched:
     def check(self) -> None:
         """Raise where a stage after the first has written to them."""
         if self.touched():
-            _refuse("writes into its own arguments after a cut of the pipeline,")
+            _refuse("writes, after a cut of the pipeline, into its arguments or what it also has elsewhere,")
 
     def shared_with(self, tensors: Sequence[Tensor]) -> list[bool]:
-        """Return which of some tensors lie in the same memory."""
-        memory = {_memory(one) for one in self._held}
-        return [_memory(one) in memory for one in tensors]
+        """Return which of some tensors lie in the same memory, or in that of another one of them."""
+        memory = Counter({_memory(one) for one in self._held})
+        memory.update(map(_memory, tensors))
+        return [memory[_memory(one)] > 1 for one in tensors]
 
 
 class Inputs(_Watched):
@@ -134,12 +136,12 @@ class Inputs(_Watched):
 
 
 class Received(_Watched):
-    """What came from the stage before, as far as it lies in the memory of the model's own arguments."""
+    """What came from the stage before, as far as others lay in the same memory there: the model's own arguments, views."""
 
     def __init__(
-        self, tensors: Sequence[Tensor], of_inputs: Sequence[bool], watch: InputComparison | None = None
+        self, tensors: Sequence[Tensor], elsewhere: Sequence[bool], watch: InputComparison | None = None
     ) -> None:
-        super().__init__([one for one, is_input in zip(tensors, of_inputs, strict=True) if is_input], watch)
+        super().__init__([one for one, shared in zip(tensors, elsewhere, strict=True) if shared], watch)
 
 
 def _form(tensor: Tensor) -> tuple[Any, ...]:

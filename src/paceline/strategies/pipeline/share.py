@@ -25,6 +25,7 @@ from paceline.strategies.pipeline.stages import Chain, members, stand_ins
 from paceline.strategies.pipeline.streams import Standing, Streams
 from paceline.strategies.pipeline.values import WithValues, has_values, made_anew, own_values
 from paceline.strategies.pipeline.values import without_values as on_meta
+from paceline.task import Loss
 from paceline.world import seeds
 
 
@@ -256,7 +257,7 @@ class _Replay:
         self._following = WithValues((args, kwargs)) if values else None
         self.learns = torch.is_grad_enabled()
         self.inputs = Inputs(())
-        """The arguments as they are at the cut; none before it."""
+        """The arguments as they are at the cut, and what stands for what came over it; none before it."""
         self.arrived = False
         self._came, self._streams, self._before = came, streams, streams.standing()
         self._stand_ins: list[Any] = []
@@ -281,8 +282,9 @@ class _Replay:
         self._streams.replayed(self._before, self._came.stream)
         self._streams.go_on(self._came.stream)
         # What the forward pass writes before this, other stages do.
-        self.inputs = Inputs((self.args, self.kwargs))
         self._stand_ins = tree_leaves((args, kwargs))
+        handed = [leaf for leaf in self._stand_ins if isinstance(leaf, Tensor)]
+        self.inputs = Inputs((self.args, self.kwargs, handed))
         self._values = {
             id(stand_in): value
             for stand_in, value in zip(self._stand_ins, tree_leaves(self._came.value), strict=True)
@@ -348,11 +350,19 @@ def _remember(module: nn.Module, path: str, run: Sequence[str]) -> None:
             _remember(child, f"{path}.{name}".lstrip("."), run)
 
 
-def _refuse(model: nn.Module, error: Exception) -> NoReturn:
+def _refuse(model: nn.Module, error: Exception | None) -> NoReturn:
     raise InputError(
         f"the forward pass of {type(model).__name__} uses something after a cut of the pipeline that was made before it, and "
         "only what is handed to the module at the cut gets across. Hand it on from block to block, or write an nn.Sequential."
     ) from error
+
+
+def refuse_left_behind(model: nn.Module, made: Any, outcome: Exception | Loss | None) -> None:
+    """Raise where a loss has used what the model's output holds of the other side of a cut: there, it has no values."""
+    error = outcome if isinstance(outcome, Exception) else None
+    used = "meta" in str(error).lower() or (isinstance(outcome, Loss) and outcome.total.is_meta)
+    if used and any(one.is_meta for one in Inputs(made, objects=True).tensors()):
+        _refuse(model, error)
 
 
 def refuse_end() -> NoReturn:

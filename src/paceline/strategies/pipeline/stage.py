@@ -25,7 +25,7 @@ from paceline.strategies.guards.second_order import check_transforms, refuse_sec
 from paceline.strategies.pipeline.attributes import StageAttributes
 from paceline.strategies.pipeline.call import Function, Reached, StandIn, uncalled
 from paceline.strategies.pipeline.inputs import Changed, InputComparison, Inputs, Received
-from paceline.strategies.pipeline.share import Arrival, Share, StageBody
+from paceline.strategies.pipeline.share import Arrival, Share, StageBody, refuse_left_behind
 from paceline.strategies.pipeline.streams import Standing, Streams
 from paceline.task import Loss
 
@@ -55,8 +55,8 @@ class Handed:
     trained: list[bool]
     """Which tensors take a gradient."""
     stream: Standing
-    of_inputs: list[bool] = field(default_factory=list)
-    """Which tensors lie in the memory of the model's arguments."""
+    elsewhere: list[bool] = field(default_factory=list)
+    """Which tensors lie in the memory of the model's arguments, or of another one of these."""
     changed: dict[int, Any] = field(default_factory=dict)
     """Arguments of the model that the first stage has written to, by their place; for each tensor its place among those sent."""
     attributes: bytes = b""
@@ -81,6 +81,8 @@ class _Saved:
     given: list[Tensor] = field(default_factory=list)
     """What the first stage was called with: a block that is computed again keeps that, and no graph tells."""
     values: SavedValues = NOTHING
+    made: Any = None
+    """What the last stage returned, as long as its loss is computed."""
 
 
 class Stage:
@@ -127,7 +129,7 @@ class Stage:
         if came is not None:
             arrival, changed = _unpacked(*came)
             saved.inputs = [one for one in came[1] if one.requires_grad]
-            handed_in = Received(came[1], came[0].of_inputs, self._watch)
+            handed_in = Received(came[1], came[0].elsewhere, self._watch)
 
         def compute(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
             nonlocal changed, handed_in, news
@@ -137,7 +139,7 @@ class Stage:
             saved.given = inputs.tensors() if self.first else []
             self.attributes.enter()
             try:
-                made = self.body.run(args, kwargs, arrival, streams)
+                saved.made = made = self.body.run(args, kwargs, arrival, streams)
             except Reached:
                 news = self.attributes.hand_on(news)
                 if self.first:
@@ -162,9 +164,7 @@ class Stage:
             value = _packed(reached.value, streams.standing(), handed_in, changed, news)
             saved.outputs = [one for one in value[1] if one.requires_grad]
         except RuntimeError as error:
-            # The model's output begins a graph of its own here.
-            if "not have been used in the graph" in str(error):
-                refuse_second_order("pp")
+            self._refuse_known(error, saved.made)
             raise
         if not stand_in.called:
             raise uncalled()
@@ -175,13 +175,21 @@ class Stage:
         self._keep(number, saved)
         return value
 
+    def _refuse_known(self, error: RuntimeError, made: Any) -> None:
+        """Raise in one line where a loss asks for what lies before a cut."""
+        if "not have been used in the graph" in str(error):  # the model's output begins one of its own
+            refuse_second_order("pp")
+        refuse_left_behind(self.body.root, made, error)
+
     def _keep(self, number: int, saved: _Saved) -> None:
         """Keep what the backward pass needs; a copy of what others' passes may write to before it, unseen by torch."""
         if not torch.is_grad_enabled():
             return
+        refuse_left_behind(self.body.root, saved.made, saved.loss)
         losses = () if saved.loss is None else (saved.loss, *saved.loss.auxiliary.values())
         graph = Graph([*saved.outputs, *(loss.total for loss in losses)])
         found, saved.given = [*graph.uncounted, *filter(is_uncounted, saved.given)], []
+        saved.made = None
         saved.values = SavedValues(found, self._weights)
         self._saved[number] = saved
 
@@ -308,12 +316,15 @@ def _packed(
     value: Any, stream: Standing, inputs: Inputs | Received, changed: Changed, news: bytes
 ) -> tuple[Handed, list[Tensor]]:
     tensors: list[Tensor] = []
+    places: dict[int, _Place] = {}
 
     def place(leaf: Any) -> Any:
         if not isinstance(leaf, Tensor):
             return leaf
-        tensors.append(leaf)
-        return _Place(len(tensors) - 1)
+        if id(leaf) not in places:  # handed on twice it arrives as one, for the next stage may write to it
+            places[id(leaf)] = _Place(len(tensors))
+            tensors.append(leaf)
+        return places[id(leaf)]
 
     value = tree_map(place, value)
     shared = inputs.shared_with(tensors)
@@ -322,11 +333,29 @@ def _packed(
     return Handed(value, [one.requires_grad for one in tensors], stream, shared, written, news), tensors
 
 
+class _Computed(torch.autograd.Function):
+    """Hands a leaf to the stage as what it was before the cut, the product of an operation, which may be written to in place."""
+
+    @staticmethod
+    def forward(ctx: Any, leaf: Tensor) -> Tensor:
+        """Return the same memory, as no view of the leaf."""
+        del ctx
+        return leaf.detach()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        """Return the gradient as it is."""
+        del ctx
+        return gradient
+
+
 def _unpacked(handed: Handed, tensors: Sequence[Tensor]) -> tuple[Arrival, Changed]:
+    given = list(tensors)
     if torch.is_grad_enabled():
-        for tensor, trained in zip(tensors, handed.trained, strict=True):
-            tensor.requires_grad_(trained)
-    value = tree_map(lambda leaf: tensors[leaf.index] if isinstance(leaf, _Place) else leaf, handed.value)
+        for place, (tensor, trained) in enumerate(zip(tensors, handed.trained, strict=True)):
+            if trained:
+                given[place] = _Computed.apply(tensor.requires_grad_())  # type: ignore[no-untyped-call]
+    value = tree_map(lambda leaf: given[leaf.index] if isinstance(leaf, _Place) else leaf, handed.value)
     changed = {number: (tensors[place.index], moved) for number, (place, moved) in handed.changed.items()}
     return Arrival(value, handed.stream), changed
 
