@@ -387,6 +387,8 @@ class Supervisor:
             failure = failures.from_status(status, entry.rank, self._nodes[entry.node].host, step)
             failure = dataclasses.replace(failure, message=f"was lost: {why.rstrip('.')}") if why else failure
         if failure is None:
+            if isinstance(self._plan.jobs[0].call, ScriptCall):
+                self._scheduler.note_ended(entry.rank, self._nodes[entry.node].host)
             self._do(self._membership.ended(number))
         else:
             self._lost(entry, dataclasses.replace(failure, rank=entry.rank))

@@ -9,7 +9,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from datetime import timedelta
-from typing import NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -33,6 +33,9 @@ from paceline.world.run_secret import run_secret
 from paceline.world.sockets import Sockets
 from paceline.world.status_page import NoStatusPage
 from paceline.world.world import World
+
+if TYPE_CHECKING:
+    from paceline.world.presence import Presence
 
 SILENT_S = 20.0
 """How long workers wait for each other before they say so."""
@@ -108,16 +111,6 @@ def connect(
     )
 
 
-class Presence(Protocol):
-    """Knows of the other ranks where their processes live on after a call."""
-
-    def arrive(self, store: Store, timeout_s: float) -> None:
-        """Wait until all ranks have come; raise where one will not."""
-
-    def others(self) -> str:
-        """Return where the others are; empty where nothing is known of it."""
-
-
 def _met_others(
     identity: Identity,
     store: Store | None,
@@ -133,7 +126,7 @@ def _met_others(
             "this process is already in a process group. Close that world before connecting again."
         )
     _choose_interface(identity)
-    with _telling_of_a_wait(identity, patience.timeout.total_seconds(), presence):
+    with telling_of_a_wait(identity, patience.timeout.total_seconds(), presence):
         met = store or meet(identity, patience.timeout)
         if isinstance(met, RunStore):
             interruption.on_raise(functools.partial(met.interrupt, broken))
@@ -143,7 +136,7 @@ def _met_others(
 
 
 @contextmanager
-def _telling_of_a_wait(
+def telling_of_a_wait(
     identity: Identity, timeout_s: float, presence: Presence | None = None
 ) -> Iterator[None]:
     """Print a line where the others do not come for long; two ranks do, for one of them may be who is missing."""

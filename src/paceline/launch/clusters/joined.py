@@ -63,7 +63,7 @@ def telling() -> Iterator[None]:
     except BaseException as error:
         identity = env.identity()
         if identity is not None and identity.size > 1:
-            from paceline.launch.workers.presence import Presence
+            from paceline.world.presence import Presence
 
             Presence(replace(identity, launch=_call)).leave(error)
         raise

@@ -10,7 +10,6 @@ from typing import Any
 
 from paceline.errors import PacelineError
 from paceline.launch.workers.membership_client import MembershipClient
-from paceline.launch.workers.presence import Presence
 from paceline.observe import Note
 from paceline.recovery.membership import FixedMembership, Membership
 from paceline.training import folder
@@ -19,6 +18,7 @@ from paceline.training.options import RunOptions
 from paceline.training.run import Run, engine_of
 from paceline.world import connect
 from paceline.world.env import Identity
+from paceline.world.presence import Presence
 from paceline.world.status_page import NoStatusPage, Phase
 
 _STEP, UNFINISHED = "paceline_step", "paceline_unfinished"
