@@ -11,6 +11,9 @@ WORKING = ("train", "run", "verify", "chaos", "collectives", "doctor", "rollouts
 
 def run() -> NoReturn:
     """Run the command line and exit with its status."""
+    from paceline.world import standard_streams
+
+    standard_streams.fill()
     try:
         status = _command(sys.argv[1:])
         sys.stdout.flush()
