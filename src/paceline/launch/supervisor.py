@@ -402,8 +402,7 @@ class Supervisor:
     def _announce(self, entry: RosterEntry, failure: WorkerFailure) -> None:
         """Queue the message that the user's code failed on a worker, with its traceback, for when the run goes on."""
         host = self._nodes[entry.node].host if self._nodes.get(entry.node) is not None else failure.host
-        where = "" if failure.step is None else f" in step {failure.step}"
-        reason = f"{failure.cause()}{where}, which is tried once more"
+        reason = f"{failure.cause()}{failure.place()}, which is tried once more"
         self._announcements.add(WorkerLost(failure.rank, host, reason, failure.step, failure.trace))
 
     def _lost(self, entry: RosterEntry, failure: WorkerFailure) -> None:
@@ -552,7 +551,9 @@ class Supervisor:
         out = self._plan.out
         saved = out is not None and run_folder.has_run(out)
         how = "from the last checkpoint" if saved else "from the beginning"
-        self._tell(Note(text=f"no worker is left ({failure.cause()}): starting over {how}."))
+        self._tell(
+            Note(text=f"no worker is left (rank {failure.rank} {failure.cause()}): starting over {how}.")
+        )
         for node in self._nodes:
             node.pool.restart()
         self._roster.clear()
