@@ -105,6 +105,7 @@ def _start_early(arguments: list[str]) -> None:
         return
     from paceline.world import env
 
+    env.working_folder()  # torch's libraries do not load where it is gone, and say so in words of their own
     if env.read("RANK") is None and env.mpi_rank() is None and not _is_task(arguments):
         from paceline.launch.workers import fork_server as forkserver
 
@@ -162,13 +163,20 @@ def _join_slurm(arguments: list[str]) -> None:
 
 
 def _usage(error: Exception) -> int:
-    """Show what is wrong with the arguments as one line; anything else is ours and shown whole."""
+    """Show what is wrong with the arguments, or the folder, as one line; anything else is ours and shown whole."""
+    from paceline.cli.refusal import refuse
+    from paceline.errors import InputError
+    from paceline.world import env
+
     message = getattr(error, "format_message", None)
     if message is None:
+        try:
+            env.working_folder()
+        except InputError as deleted:
+            refuse(f"error: {deleted}")
+            return deleted.exit_status
         raise error
     context = getattr(error, "ctx", None)
     name = context.command_path if context is not None else "paceline"
-    from paceline.cli.refusal import refuse
-
     refuse(f"error: {message()} See {name} --help.")
     return 2

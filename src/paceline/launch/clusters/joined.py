@@ -122,7 +122,7 @@ class JoinedLauncher:
             call=spec.call,
             threads=spec.threads or max(1, env.cores() // identity.local_size),
             environment={},
-            folder=str(Path.cwd()),
+            folder=env.working_folder(),
             search_path=forkserver.search_path(),
         )
         policy = replace(
