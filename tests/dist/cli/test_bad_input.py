@@ -218,3 +218,12 @@ def test_a_working_folder_that_has_been_deleted(command, tmp_path):
     assert (ended.returncode, ended.stdout, ended.stderr.count("\n")) == (2, "", 1)
     if command.startswith("train"):
         assert ended.stderr.startswith("error: the working folder of this process has been deleted.")
+
+
+@pytest.mark.parametrize(("option", "value", "shown"), [("--nodes", "2\nx", r"2\nx"), ("--set", "width=\x1b[31m3", r"\x1b[31m3"),
+                                                        ("--strategy", "dd\x07", r"dd\x07")])  # fmt: skip
+def test_control_characters_are_spelled_out(command, place, option, value, shown):
+    ended = command("train", "tasks.py:Good", "--steps", 1, option, value)
+    assert (ended.status, ended.out, ended.err.count("\n")) == (2, "", 1)
+    assert shown in ended.err
+    assert ended.err[:-1].isprintable()
