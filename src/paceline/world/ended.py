@@ -47,8 +47,9 @@ class Lookout:
         first = identity.rank - identity.local_rank
         watched = identity.local_size if identity.local_rank < _WATCHERS else 0
         self._near = range(first, min(first + watched, identity.size))
-        self._seen = dict.fromkeys(self._near, time.monotonic())
-        self._look_at = 0.0
+        begun = time.monotonic()
+        self._seen = dict.fromkeys(self._near, begun)
+        self._look_at = begun + _LOOK_S
 
     def find(self) -> tuple[int, str] | None:
         """Return the rank and the machine of one that has ended, where one is known to have."""
