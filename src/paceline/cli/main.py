@@ -73,6 +73,8 @@ def _command(arguments: list[str]) -> int:
     """Run one command and give its exit status."""
     from paceline.errors import PacelineError
 
+    if arguments and arguments[0].replace("_", "-").startswith("--local-rank="):
+        del arguments[0]  # torch.distributed.launch puts it before a script's own; LOCAL_RANK says the same
     early: PacelineError | None = None
     try:
         _start_early(arguments)

@@ -24,14 +24,24 @@ from paceline.world.world import SHARED_MEMORY
 
 PLACES = 3
 """Messages that there is room for. torch has one in flight while it works with another."""
-ARRIVED, COPIED = 0, 1
-"""The two flags: my rows are in the message; I have copied out all messages up to this one."""
+ARRIVED, COPIED, BEGUN, MET = range(4)
+"""The flags: my rows are in the message; I have copied out all messages up to this one; what `begin` and `meets` count."""
+_BITS = 20
 Wait = Callable[..., bool]
 """What waits for a message, for a while at most where that is given."""
 
 
 class Gather(Protocol):
     """How the rows of all workers come together."""
+
+    def begin(self) -> None:
+        """Know that this worker begins what all go through together: a step, an evaluation, a save."""
+
+    def meets(self, what: int) -> bool:
+        """Wait for all others at a gathering that only the loop's own code asks for; return whether they ask for it, too.
+
+        False is certain: somebody has begun something else, or asks for something else than `what`.
+        """
 
     def reserve(self, length: int) -> None:
         """Know how many bytes the largest message has, before there is any."""
@@ -45,6 +55,18 @@ class Gather(Protocol):
 
 class SocketGather:
     """Over the process group."""
+
+    def __init__(self, place: World) -> None:
+        self._comm, self._beginning = place.comm, torch.full((1,), -1, device=place.device)
+
+    def begin(self) -> None:
+        """Tell the others: no flag that they could look at is here. Nobody reads it in a step, so no GPU is waited for."""
+        self._comm.all_gather(self._beginning)
+
+    def meets(self, what: int) -> bool:
+        """Return whether all others tell the same."""
+        told = self._comm.all_gather(torch.full_like(self._beginning, what))
+        return all(int(one) == what for one in told)
 
     def reserve(self, length: int) -> None:
         """Need nothing beforehand."""
@@ -66,9 +88,25 @@ class SharedMemoryGather:
     def __init__(self, channel: SharedMemoryChannel) -> None:
         self._channel = channel
         self._places: list[int] = []
-        self._number = 0
+        self._number = self._begun = self._met = 0
         self._open: dict[int, Tensor] = {}
         """Messages that were not waited for yet, the oldest first."""
+
+    def begin(self) -> None:
+        """Raise a flag, at which nobody waits."""
+        self._begun += 1
+        self._channel.post(BEGUN, self._begun)
+
+    def meets(self, what: int) -> bool:
+        """Wait for the flags of all others."""
+        self._met += 1
+        met = self._met << _BITS
+        self._channel.post(MET, met | what)
+        together = self._channel.meets(MET, met, BEGUN, self._begun)
+        # Who is at the next one by now has compared this one.
+        return together and all(
+            one == met | what for one in self._channel.raised(MET) if one >> _BITS == self._met
+        )
 
     def reserve(self, length: int) -> None:
         """Set memory aside."""
@@ -117,7 +155,7 @@ class SharedMemoryGather:
 def open_gather(place: World, transport: str) -> Gather:
     """Choose how weights travel among those who share a model; all of them choose alike."""
     shared = reach_channel(place, transport)
-    return SocketGather() if shared is None else SharedMemoryGather(shared)
+    return SocketGather(place) if shared is None else SharedMemoryGather(shared)
 
 
 def reach_channel(world: World, transport: str) -> SharedMemoryChannel | None:

@@ -21,7 +21,8 @@ from paceline.training.code_walk import Walk
 from paceline.training.differences import cut, differing, pair, parts_of, shown, without
 from paceline.training.plain_values import ABSENT, EMPTY_SET, Many, Record, Word, is_permuted, plain, same
 from paceline.training.script import MAIN, MAIN_ALIAS
-from paceline.training.source_values import Reached, is_fixed, written_by
+from paceline.training.source_trees import Reached, is_read, written_by
+from paceline.training.source_values import is_fixed
 from paceline.training.source_volatile import is_volatile
 from paceline.training.source_writes import ANY, Write, own_attributes
 from paceline.world import env
@@ -143,7 +144,7 @@ class _Comparison:
                 return
         seen = NamedValue(one.module, one.owner, one.name, there, one.changed)
         keys = self._written(one, there, here)
-        if keys and _is_passing(keys, there, here):
+        if keys and (_is_passing(keys, there, here) or self._is_only_counted(one, holder)):
             return
         certain = ANY not in keys and ((one.changed and not keys) or self._is_fixed(one, here))
         if certain and self._values.refuses:
@@ -182,6 +183,14 @@ class _Comparison:
         if isinstance(there, Record):
             keys |= own_attributes(self._writes) & {*there.fields, *(parts_of(here) or {})}
         return keys
+
+    def _is_only_counted(self, one: NamedValue, holder: Any) -> bool:
+        """Return whether code only adds to a number or a table that it writes, and nothing looks at that."""
+        above = getattr(holder, "__mro__", ())[1:]
+        if one.owner and (self._values.attributes is None or any(one.name in vars(kind) for kind in above)):
+            return False
+        known = type(getattr(holder, "__dict__", {}).get(one.name)).__module__ in ("builtins", "collections")
+        return known and not is_read(self._values.reached, self._file, one.name)
 
     @cached_property
     def _writes(self) -> list[Write]:

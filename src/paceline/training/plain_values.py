@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import chain
 from pathlib import PurePath
 from types import BuiltinFunctionType, FunctionType, MappingProxyType, MethodType, ModuleType
 from typing import Any
@@ -66,12 +67,7 @@ OTHER = Word("an object")
 UNSEEN = Word("what was not looked at")
 ABSENT = Word("absent")
 EMPTY_SET = "set()"
-_AROUND: dict[type, str] = {
-    staticmethod: "__func__",
-    classmethod: "__func__",
-    MethodType: "__func__",
-    property: "fget",
-}
+_AROUND = {**dict.fromkeys((staticmethod, classmethod, MethodType), "__func__"), property: "fget"}
 
 
 @dataclass
@@ -130,17 +126,11 @@ def _number(value: Any, _left: _Left) -> Any:
 
 
 def _text(value: Any, left: _Left) -> Any:
-    text = str.__str__(value)
+    text: Any = str.__str__(value) if isinstance(value, str) else memoryview(value)
     if len(text) <= _LONG_TEXT:
-        return text
-    return Word(f"a text of {len(text)} characters", digest(text) if left.takes(len(text)) else "")
-
-
-def _raw(value: Any, left: _Left) -> Any:
-    raw = memoryview(value)
-    if len(raw) <= _LONG_TEXT:
-        return bytes(raw)
-    return Word(f"{len(raw)} bytes", digest(raw) if left.takes(len(raw)) else "")
+        return text if isinstance(text, str) else bytes(text)
+    said = f"a text of {len(text)} characters" if isinstance(text, str) else f"{len(text)} bytes"
+    return Word(said, digest(text) if left.takes(len(text)) else "")
 
 
 _SINGLE: dict[type, Callable[[Any, _Left], Any]] = {
@@ -148,8 +138,7 @@ _SINGLE: dict[type, Callable[[Any, _Left], Any]] = {
     int: _number,
     float: lambda value, _: float.__float__(value),
     str: _text,
-    bytes: _raw,
-    bytearray: _raw,
+    **dict.fromkeys((bytes, bytearray), _text),
     PurePath: lambda value, _: Word(f"{type(value).__name__}({str(value)!r})"),
     complex: lambda value, _: Word(repr(complex.__add__(value, 0))),
     type: lambda value, _: Word(value.__qualname__, name_across(value.__module__)),
@@ -183,10 +172,8 @@ def function_word(function: FunctionType, described: Any = plain) -> Word:
         except ValueError:  # it is empty yet
             continue
         # A table that a function keeps to itself is its own affair: mostly a cache.
-        if type(held) in (bool, int, float, str, tuple, FunctionType, partial) or issubclass(
-            type(held), type
-        ):
-            bound.append(held)
+        kept = (bool, int, float, str, tuple, FunctionType, partial)
+        bound += [held] if type(held) in kept or issubclass(type(held), type) else []
     name = function.__qualname__
     name = "<lambda>" if name.endswith("<lambda>") else name  # wherever it was written
     return Word(name, digest(code_digest(function.__code__) + whole([described(one) for one in bound])))
@@ -273,13 +260,10 @@ def _object(value: Any, kind: type, depth: int, left: _Left) -> Any:
     if not (is_users(home) or fields or (home, kind.__name__) in _RECORDS):
         return OTHER
     slots = [one.__dict__.get("__slots__", ()) for one in kind.__mro__]
-    names = [name for one in slots for name in ((one,) if isinstance(one, str) else one)]
     held: dict[str, Any] = {}
-    for name in names:
-        try:
+    for name in chain.from_iterable((one,) if isinstance(one, str) else one for one in slots):
+        with suppress(AttributeError):
             held[name] = object.__getattribute__(value, name)
-        except AttributeError:
-            continue
     if "__dict__" not in held:
         with suppress(AttributeError):  # it has slots alone
             held.update(object.__getattribute__(value, "__dict__"))

@@ -8,16 +8,13 @@ from __future__ import annotations
 import ast
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
-from functools import lru_cache
 from itertools import chain
-from pathlib import Path
 from typing import TypeAlias
 
 from paceline.training.plain_values import Record
-from paceline.training.source_writes import MUTATORS, Function, Write, functions_in, writes_of
+from paceline.training.source_trees import imported, names_in, tree_of
+from paceline.training.source_writes import MUTATORS, Function, functions_in, writes_of
 
-Reached: TypeAlias = frozenset[tuple[str, int]]
-"""Functions that run, by module and first line."""
 _PURE = {
     *("abs", "bool", "dict", "divmod", "enumerate", "float", "frozenset"),
     *("int", "len", "list", "max", "min", "pow", "range"),
@@ -95,35 +92,6 @@ def _literals(bound: Iterable[ast.expr | None]) -> Iterator[object]:
                 yield ast.literal_eval(one)
 
 
-def written_by(reached: Reached, files: Callable[[str], str | None]) -> list[Write]:
-    """Return what the functions that run write themselves; `files` gives the file of a module."""
-    found: list[Write] = []
-    for module in sorted({module for module, _ in reached}):
-        tree = tree_of(files(module))
-        lines = {line for one, line in reached if one == module}
-        if tree is not None:
-            found += writes_of((one for one in functions_in(tree) if _first_line(one) in lines), tree)
-    return found
-
-
-def _first_line(node: Function) -> int:
-    return min(one.lineno for one in (node, *node.decorator_list))
-
-
-def tree_of(file: str | None) -> ast.Module | None:
-    """Return a file's source, read; None where it cannot be."""
-    try:
-        state = Path(file or "").stat()
-        return _parsed(file or "", state.st_mtime_ns, state.st_size)
-    except (OSError, SyntaxError, ValueError, RecursionError, MemoryError):
-        return None
-
-
-@lru_cache(maxsize=16)
-def _parsed(file: str, _changed: int, _size: int) -> ast.Module:
-    return ast.parse(Path(file).read_bytes())
-
-
 class Scope:
     """What the statements of a module or of a class bind, and to what."""
 
@@ -140,18 +108,13 @@ class Scope:
         if name in self._asked:  # it is part of itself, as in N = N + 1
             return True
         self._asked.add(name)
-        try:
-            return name in self.bound and all(
-                one is not None and self._closed(one, frozenset()) for one in self.bound[name]
-            )
-        finally:
-            self._asked.discard(name)
+        bound = self.bound.get(name, [None])
+        fixed = all(one is not None and self._closed(one, frozenset()) for one in bound)
+        self._asked.discard(name)
+        return fixed
 
     def _read(self, body: list[ast.stmt], given: list[ast.expr | None]) -> None:
-        for node in body:
-            if isinstance(node, ast.If) and "__name__" in _names(node.test):
-                self._read(node.orelse, given)  # what stands under the guard no worker runs
-                continue
+        for node in imported(body):
             self._statement(node, given)
             tests = [*given, node.test] if isinstance(node, ast.If | ast.While) else given
             for part in ("body", "orelse", "finalbody"):
@@ -180,10 +143,12 @@ class Scope:
                 self._open([node.name])
             case ast.With() | ast.AsyncWith():
                 self._open(
-                    chain.from_iterable(map(_names, filter(None, (one.optional_vars for one in node.items))))
+                    chain.from_iterable(
+                        map(names_in, filter(None, (one.optional_vars for one in node.items)))
+                    )
                 )
             case ast.Delete() | ast.Match():
-                self._open(_names(node))
+                self._open(names_in(node))
         if not isinstance(node, Function | ast.ClassDef):
             for call in _calls(node):
                 self._call(call, given)
@@ -244,7 +209,7 @@ class Scope:
         if not stored and _makes_set(node):
             return False
         if isinstance(node, ast.ListComp | ast.SetComp | ast.DictComp | ast.GeneratorExp):
-            bound |= set(chain.from_iterable(_names(one.target) for one in node.generators))
+            bound |= set(chain.from_iterable(names_in(one.target) for one in node.generators))
         return all(
             self._closed(one, bound, stored=_is_stored(one, node, within=stored))
             for one in ast.iter_child_nodes(node)
@@ -280,11 +245,9 @@ class Scope:
         found = scope.classes.get(name)
         if found is None or not found.decorator_list or not all(map(_is_dataclass, found.decorator_list)):
             return False
-        fields = [one for one in found.body if isinstance(one, ast.AnnAssign) and one.value is not None]
+        fields = [one.value for one in found.body if isinstance(one, ast.AnnAssign) and one.value is not None]
         made = any(isinstance(one, Function) and one.name.startswith("__") for one in found.body)
-        return not made and all(
-            self._closed(one.value, frozenset()) for one in fields if one.value is not None
-        )
+        return not made and all(self._closed(one, frozenset()) for one in fields)
 
     def knows(self, name: str) -> bool:
         """Return whether code in this scope finds by a name nothing but what the source fixes."""
@@ -319,10 +282,6 @@ def _is_stored(part: ast.AST, of: ast.AST, *, within: bool) -> bool:
 
 
 _OF_SETS = (ast.BitOr, ast.BitAnd, ast.Sub, ast.BitXor)
-
-
-def _names(node: ast.AST) -> set[str]:
-    return {one.id for one in ast.walk(node) if isinstance(one, ast.Name)}
 
 
 def _calls(statement: ast.stmt) -> Iterator[ast.Call]:

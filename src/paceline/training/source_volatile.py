@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
 
-from paceline.training.source_values import scopes_of, tree_of
+from paceline.training.source_trees import imported, tree_of
+from paceline.training.source_values import scopes_of
 
 _CLOCKS = {
     *("time", "time_ns", "perf_counter", "monotonic", "process_time"),
@@ -23,10 +23,13 @@ _SEEDED = {
     *("random", "randint", "randrange", "uniform", "choice", "choices"),
     *("sample", "gauss", "shuffle", "rand", "randn"),
     *("randperm", "normal", "rand_like", "randn_like", "empty"),
-    *("initial_seed", "Random", "RandomState", "default_rng"),
+    "initial_seed",
 }
-"""What is the same everywhere once it was seeded."""
-_SEEDING = {"seed", "manual_seed", "seed_everything", "set_seed"}
+"""What is the same everywhere once its library was seeded."""
+_GENERATORS = {"Random", "RandomState", "default_rng"}
+"""What is the same everywhere if it is given a seed."""
+_SEEDING, _SEEDING_ALL = {"seed", "manual_seed"}, {"seed_everything", "set_seed"}
+_LIBRARIES = {"random", "numpy", "torch"}
 _LAUNCHERS = (
     *("RANK", "ROLE_", "LOCAL", "WORLD_SIZE", "GROUP", "MASTER", "PACELINE"),
     *("TORCHELASTIC", "OMP_", "SLURM", "PMI", "OMPI"),
@@ -58,9 +61,14 @@ class _Volatile:
         self._defined = {
             one.name: one for one in tree.body if isinstance(one, ast.FunctionDef | ast.ClassDef)
         }
-        called = {_last(one.func) for part in tree.body for one in _calls(part)}
+        self._libraries: dict[str, str] = {}
+        """The library that a name is of, or what it stands for."""
+        for one in ast.walk(tree):
+            for alias in one.names if isinstance(one, ast.Import | ast.ImportFrom) else ():
+                home = getattr(one, "module", None) or alias.name
+                self._libraries[(alias.asname or alias.name).partition(".")[0]] = home.partition(".")[0]
         self._seen: set[str] = set()
-        self._seeded = bool(called & _SEEDING)
+        self._seeded = self._seeds(list(imported(tree.body)))
 
     def any(self, values: list[ast.expr]) -> bool:
         """Return whether one of these expressions is volatile, or made of what is."""
@@ -82,8 +90,8 @@ class _Volatile:
                 return self._call(node)
             case ast.keyword(arg="default_factory", value=made):
                 return _last(made) in _CLOCKS | _PROCESS | _DRAWN
-            case ast.Name(id=name):
-                return name == "__name__"
+            case ast.Name(id="__name__") | ast.Attribute(attr="executable"):
+                return True
             case ast.Constant(value=str(text)) if text.startswith(_LAUNCHERS):
                 written = ast.unparse(within)
                 return "environ" in written or "getenv" in written
@@ -93,11 +101,45 @@ class _Volatile:
         name = _last(call.func)
         if name in _CLOCKS | _PROCESS | _DRAWN:
             return True
-        if name in ("Random", "RandomState", "default_rng") and call.args:
+        if name in _GENERATORS:
+            return not (call.args or call.keywords)
+        if name not in _SEEDED or any(one.arg == "generator" for one in call.keywords):
             return False
-        return (
-            name in _SEEDED and not self._seeded and not any(one.arg == "generator" for one in call.keywords)
-        )
+        library = self._library(call.func)
+        return library != "" and self._seeded.isdisjoint({library} & _LIBRARIES or _LIBRARIES)
+
+    def _library(self, node: ast.expr) -> str:
+        """Return the library whose own state a call goes by; empty where that is a generator's, a question mark if unknown."""
+        match node:
+            case ast.Attribute(value=inner):
+                return self._library(inner)
+            case ast.Call(func=made):
+                return "" if _last(made) in _GENERATORS | {"Generator"} else self._library(made)
+            case ast.Name(id=name):
+                if name not in self._libraries:
+                    self._libraries[name] = "?"  # it may be made of itself
+                    bound = next(filter(None, self._bound.get(name, [])), None)
+                    self._libraries[name] = "?" if bound is None else self._library(bound)
+                return self._libraries[name]
+        return "?"
+
+    def _seeds(self, waiting: list[ast.stmt]) -> set[str]:
+        """Return the libraries that an import of the file seeds."""
+        seeded, asked = set[str](), set[str]()
+        while waiting:
+            part = waiting.pop()
+            if isinstance(part, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+                continue
+            for call in (one for one in ast.walk(part) if isinstance(one, ast.Call)):
+                name = _last(call.func)
+                if name in self._defined and name not in asked:
+                    asked.add(name)
+                    waiting += self._made_by(name)
+                elif name in _SEEDING_ALL:
+                    seeded |= _LIBRARIES
+                elif name in _SEEDING and (call.args or call.keywords):
+                    seeded |= {self._library(call.func)} & _LIBRARIES
+        return seeded
 
     def _made_by(self, name: str) -> list[ast.stmt]:
         """Return what runs as a function or a class of this file is called."""
@@ -132,20 +174,8 @@ def _assigned(statement: ast.stmt) -> str:
     inside = ast.walk(getattr(statement, "value", None) or ast.Constant(None))
     if any(isinstance(node, ast.Name) and node.id == "self" for node in inside):
         return ""
-    return getattr(target, "attr", "") or getattr(target, "id", "")
+    return _last(target)
 
 
-def _last(called: ast.expr) -> str:
-    return (
-        called.attr
-        if isinstance(called, ast.Attribute)
-        else called.id
-        if isinstance(called, ast.Name)
-        else ""
-    )
-
-
-def _calls(statement: ast.stmt) -> Iterator[ast.Call]:
-    """Return the calls that an import of the file makes in a statement."""
-    if not isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
-        yield from (one for one in ast.walk(statement) if isinstance(one, ast.Call))
+def _last(called: ast.AST | None) -> str:
+    return getattr(called, "attr", "") or getattr(called, "id", "")

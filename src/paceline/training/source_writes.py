@@ -74,7 +74,7 @@ def writes_of(functions: Iterable[Function], tree: ast.Module) -> Iterator[Write
 
 def functions_in(tree: ast.AST) -> Iterator[Function]:
     """Yield all functions of a file."""
-    return (node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef))
+    return (node for node in ast.walk(tree) if isinstance(node, Function))
 
 
 def own_attributes(writes: Iterable[Write]) -> set[str]:
@@ -92,14 +92,7 @@ class _Body:
         stored = {
             one.id for one in self._nodes if isinstance(one, ast.Name) and not isinstance(one.ctx, ast.Load)
         }
-        given = function.args
-        arguments = [
-            *given.posonlyargs,
-            *given.args,
-            *given.kwonlyargs,
-            *filter(None, (given.vararg, given.kwarg)),
-        ]
-        self.arguments = {one.arg for one in arguments}
+        self.arguments = {one.arg for one in ast.iter_child_nodes(function.args) if isinstance(one, ast.arg)}
         self._declared, self._own = declared, (stored | self.arguments) - declared - {"self", "cls"}
         self._aliases: dict[str, Write] = {}
         for _ in range(2):  # an alias of an alias
@@ -108,13 +101,9 @@ class _Body:
 
     def writes(self, *, of_arguments: bool = False) -> Iterator[Write]:
         """Yield the writes of what is not the function's own; or those of what it is given."""
-        beginning = self._function.name in _BEGINNINGS
+        beginning, given = self._function.name in _BEGINNINGS, self.arguments - {"self", "cls"}
         for one in self._all():
-            if (
-                (one.root in self.arguments - {"self", "cls"})
-                if of_arguments
-                else (one.root not in self._own)
-            ):
+            if one.root in given if of_arguments else one.root not in self._own:
                 yield Write(one.root, one.steps, one.passed, beginning)
 
     def _all(self) -> Iterator[Write]:
@@ -125,7 +114,7 @@ class _Body:
                 case ast.AugAssign(target=ast.Name(id=name)) if name in self._aliases:
                     yield from self._into(self._aliases[name])
                 case ast.Subscript(ctx=ast.Store() | ast.Del()) | ast.Attribute(ctx=ast.Store() | ast.Del()):
-                    yield from self._some(self._chain(node))
+                    yield from filter(None, [self._chain(node)])
                 case ast.Call():
                     yield from self._call(node)
 
@@ -142,11 +131,8 @@ class _Body:
                 yield Write(holder.root, (*holder.steps, (_ATTRIBUTE, attribute)))
         elif not self._leaves(called):
             for given in [*call.args, *(one.value for one in call.keywords if one.arg)]:
-                chain = (
-                    self._chain(given)
-                    if isinstance(given, ast.Name | ast.Attribute | ast.Subscript)
-                    else None
-                )
+                is_named = isinstance(given, ast.Name | ast.Attribute | ast.Subscript)
+                chain = self._chain(given) if is_named else None
                 if chain is not None and chain.root not in ("self", "cls"):
                     yield Write(chain.root, (*chain.steps, (_ITEM, ANY)), passed=True)
 
@@ -163,13 +149,9 @@ class _Body:
         defined = [one for one in getattr(self._tree, "body", []) if getattr(one, "name", None) == name]
         if not defined:
             return hasattr(builtins, name) and name not in _CHANGING
-        made = [
-            one for part in defined for one in getattr(part, "body", []) if isinstance(part, ast.ClassDef)
-        ]
-        functions = [
-            one for one in (*defined, *made) if isinstance(one, ast.FunctionDef | ast.AsyncFunctionDef)
-        ]
-        functions = [one for one in functions if one in defined or one.name in _BEGINNINGS]
+        made = [one for part in defined if isinstance(part, ast.ClassDef) for one in part.body]
+        runs = [*defined, *(one for one in made if getattr(one, "name", "") in _BEGINNINGS)]
+        functions = [one for one in runs if isinstance(one, Function)]
         return not any(True for one in functions for _ in _Body(one, None).writes(of_arguments=True))
 
     def _alias(self, node: ast.AST) -> None:
@@ -214,11 +196,6 @@ class _Body:
         return Write(name, tuple(steps)) if known is None else Write(known.root, (*known.steps, *steps))
 
     @staticmethod
-    def _some(write: Write | None) -> Iterator[Write]:
-        if write is not None:
-            yield write
-
-    @staticmethod
     def _into(write: Write | None, call: ast.Call | None = None) -> Iterator[Write]:
         """Yield that a table itself is changed, and at which keys where the call says them."""
         if write is None:
@@ -236,5 +213,5 @@ def _inside(function: Function) -> Iterator[ast.AST]:
     while waiting:
         node = waiting.pop(0)
         yield node
-        if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+        if not isinstance(node, Function):
             waiting += ast.iter_child_nodes(node)

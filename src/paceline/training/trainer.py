@@ -33,6 +33,7 @@ from paceline.training.reference import make_task
 from paceline.training.run import Run, engine_of
 from paceline.training.spec import TrainSpec
 from paceline.training.strategy_inputs import structure_of
+from paceline.training.training_mode import EVALUATING, enter_training_mode
 
 
 def main(run: Run, spec: TrainSpec) -> dict[str, Any]:
@@ -61,6 +62,7 @@ class Trainer:
         self.max_grad_norm = spec.max_grad_norm if spec.max_grad_norm is not None else task.max_grad_norm
         self.batch_size = spec.batch_size if spec.batch_size is not None else task.batch_size
         self._modes = Modes()
+        self._came_evaluating = False
         self._hooks, self._judge = Hooks(task, self._state, self._declared), Judge(task)
         self._evaluates = _due(task, spec)
         self._state.average = task.average
@@ -124,8 +126,10 @@ class Trainer:
         self._state.about = about_task(task, self.spec, horizon)
         self._register()
         replica = self._engine.preparation.prepare_replica(
-            task.model, self._optimizer, self._schedule, task.buffers(), structure_of(task)
+            self._model, self._optimizer, self._schedule, task.buffers(), structure_of(task)
         )
+        if self._came_evaluating:
+            self._state.emit(Note(text=EVALUATING))
         self._declared.check()
         check_averages(task.average, replica)
         self._engine.loop.registered.leave(NAME)
@@ -146,6 +150,12 @@ class Trainer:
             registered.register(str(name), value)
         if self.task.early_stopping or self.task.keep_best or self._hooks.written & {EVAL, EPOCH}:
             registered.register(NAME, self._judge)
+
+    def _model(self) -> nn.Module:
+        made: Any = self.task.model()
+        if isinstance(made, nn.Module):
+            self._came_evaluating = enter_training_mode(made)
+        return made  # type: ignore[no-any-return]  # what is none is refused where it is looked at
 
     def _optimizer(self, model: nn.Module) -> Optimizer:
         made, average = self.task.optimizer(model), self.task.average

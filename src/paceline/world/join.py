@@ -9,7 +9,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from datetime import timedelta
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple, Protocol
 
 import torch
 import torch.distributed as dist
@@ -33,9 +33,6 @@ from paceline.world.run_secret import run_secret
 from paceline.world.sockets import Sockets
 from paceline.world.status_page import NoStatusPage
 from paceline.world.world import World
-
-if TYPE_CHECKING:
-    from paceline.world.presence import Presence
 
 SILENT_S = 20.0
 """How long workers wait for each other before they say so."""
@@ -109,6 +106,16 @@ def connect(
         status_page=status_page or NoStatusPage(),
         store=None if met is None else PrefixStore(f"{place_in_store}/beside", met),
     )
+
+
+class Presence(Protocol):
+    """Knows of the other ranks where their processes live on after a call."""
+
+    def arrive(self, store: Store, timeout_s: float) -> None:
+        """Wait until all ranks have come; raise where one will not."""
+
+    def others(self) -> str:
+        """Return where the others are; empty where nothing is known of it."""
 
 
 def _met_others(

@@ -28,8 +28,8 @@ SIZE = 1 << 36
 """Address space of a channel; pages take memory only once they are written."""
 LINE = 64
 """A flag has a cache line to itself."""
-HEADER = 1 << 16
-FLAGS = 2
+HEADER = 1 << 17
+FLAGS = 4
 """Flags of each worker: 500 of them fit into the header."""
 SPIN_S = 100e-6
 CHECK_S = 0.02
@@ -103,6 +103,23 @@ class SharedMemoryChannel:
         if self._fences:
             futex.barrier()
 
+    def meets(self, flag: int, value: int, instead: int, seen: int) -> bool:
+        """Wait like `wait`; return False where somebody raises the flag `instead` beyond `seen` without having reached it."""
+        for other, word in enumerate(self._words[flag]):
+            started = time.perf_counter()
+            while other != self.rank and self._flags[word] < value:
+                gone_on = self._flags[self._words[instead][other]] > seen
+                if self._fences:
+                    futex.barrier()
+                if gone_on and self._flags[word] < value:  # it raises both in the order in which it comes by
+                    return False
+                self._nap(word, value, other, started)
+        return True
+
+    def raised(self, flag: int) -> list[int]:
+        """Return where everybody's flag stands."""
+        return [self._flags[word] for word in self._words[flag]]
+
     def abandon(self) -> None:
         """End the waits of everybody on this channel, at the latest when they next look at their peers."""
         self._flags[_BROKEN] = 1
@@ -124,11 +141,15 @@ class SharedMemoryChannel:
         while time.perf_counter() - started < self._spin_s:
             if flags[word] >= value:
                 return
-        while (seen := flags[word]) < value:
+        while flags[word] < value:
+            self._nap(word, value, other, started)
+
+    def _nap(self, word: int, value: int, other: int, started: float) -> None:
+        if (seen := self._flags[word]) < value:
             futex.wait(self._address + _WORD * word, seen & futex.LOW, CHECK_S)
-            if flags[word] < value:
-                self._check_left(word, value, other)
-                self._check_peers(other, started)
+        if self._flags[word] < value:
+            self._check_left(word, value, other)
+            self._check_peers(other, started)
 
     def _check_left(self, word: int, value: int, other: int) -> None:
         if not self._flags[self._words[0][other] + _LEFT]:

@@ -83,6 +83,11 @@ def test_a_folder_that_cannot_be_written_is_one_line_in_a_world_that_joins(tmp_p
     )
 
 
+def test_a_command_takes_no_heed_of_what_the_older_launcher_puts_before_its_arguments(tmp_path):
+    (name,) = start(tmp_path, *LAUNCH[:2], "-m", "paceline", "tasks").stdout.splitlines()[:1]
+    assert name.startswith("dense4096")
+
+
 def test_a_world_that_joins_takes_no_folder_in_which_another_launch_is_at_work(tmp_path):
     command = "-m paceline train digits --steps 2 --out run".split()
     alone = {**os.environ, "RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}

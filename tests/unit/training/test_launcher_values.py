@@ -105,6 +105,14 @@ REFUSED = {
         "C = {'lr': 0.1, 'n': 0}\ndef main(run):\n    C['n'] += 1\n    return C['lr']",
         "C['lr'] = 0.5; main(0)",
     ),
+    "counted and read": (
+        "S = {'a': 0}\ndef main(run): S['a'] += 1\ndef show(): return S['b']",
+        "S['b'] = 1",
+    ),
+    "counted and kept by an object": (
+        "S = {'a': 0}\nO = argparse.ArgumentParser(S)\ndef main(run): S['a'] += 1; return O",
+        "S['b'] = 1",
+    ),
     "another object's attribute": (
         "class U:\n    lr = 0.1\n    def go(self, opt): opt.lr = self.lr\ndef main(run): return U().go(run)",
         "U.lr = 0.5",
@@ -155,7 +163,36 @@ TOLD = {
         ),
         "C.lr = 0.5",
     ),
-    "rebound": ("LR = 0.1\ndef main(run):\n    global LR\n    LR *= 0.9", "LR = 0.5"),
+    "rebound": ("LR = 0.1\ndef main(run):\n    global LR\n    LR *= 0.9\n    return LR", "LR = 0.5"),
+    "counted and asked for by a library": (
+        "class U(nn.Module):\n    dump_patches = 1\ndef main(run): U.dump_patches += 1",
+        "U.dump_patches = 5",
+    ),
+    "counted and asked for by a made-up name": (
+        "class U:\n    n = 1\ndef main(run):\n    U.n += 1\n    return vars(U)['mn'[1:]]",
+        "U.n = 5",
+    ),
+    "an object that is added to": (
+        (
+            "class K:\n    def __init__(self): self.n = 1\n    def __iadd__(self, x): self.n += x; return self\n"
+            "S = K()\ndef main(run):\n    global S\n    S += 1"
+        ),
+        "S += 5",
+    ),
+    **{
+        f"drawn behind {seeds}": (f"{seeds}\nX = {drawn}\ndef main(run): return X", "X = X * 2")
+        for seeds, drawn in [
+            ("random.seed(1)", "random.random()"),
+            ("from numpy import random as r; r.seed(1)", "r.rand()"),
+            ("import numpy as np; np.random.seed(1)", "np.random.rand()"),
+            ("torch.random.manual_seed(1)", "torch.rand(3)"),
+            ("def seed(n): random.seed(n)\nseed(3)", "random.random()"),
+            ("from transformers import set_seed; set_seed(1)", "random.random()"),
+            ("r = random.Random(3)", "r.random()"),
+            ("import numpy as np; r = np.random.default_rng(seed=3)", "r.normal()"),
+            ("g = torch.Generator().manual_seed(1)", "torch.rand(3, generator=g)"),
+        ]
+    },
 }
 PASSED = {
     "nothing": ("LR = 0.1\ndef main(run): return LR", "pass"),
@@ -216,6 +253,40 @@ PASSED = {
     "a logger": (
         "class W:\n    run = None\n    def init(self): W.run = 'one'\nw = W()\ndef main(run): return w.run",
         "w.init()",
+    ),
+    "counted by the launcher, too": (
+        "S = collections.Counter()\ndef main(run): S['runs'] += 1\nif __name__ == '__main__': print(S['launches'])",
+        "S['launches'] += 1",
+    ),
+    "a table counted by the launcher, too": (
+        "S = {'n': {'runs': 0}}\ndef main(run): S['n']['runs'] += 1",
+        "S['n']['launches'] = 3",
+    ),
+    "a class's counter that begins above": (
+        "class N(nn.Module):\n    built = 0\n    def __init__(self): super().__init__(); N.built += 1\nm = N()\ndef main(r): N()",
+        "N()",
+    ),
+    **{
+        f"drawn unseeded beside {seeds}": (f"{seeds}\nX = {drawn}\ndef main(run): return X", "X = X * 2")
+        for seeds, drawn in [
+            ("torch.manual_seed(1)", "''.join(random.choices('abc', k=6))"),
+            ("torch.manual_seed(1)", "random.random()"),
+            ("import numpy as np; torch.manual_seed(1)", "np.random.rand()"),
+            ("import numpy as np; np.random.seed(1); random.seed(1)", "torch.rand(3)"),
+            ("from random import uniform; torch.manual_seed(1)", "uniform(1, 2)"),
+            ("g = torch.Generator(); g.manual_seed(1)", "random.random() + torch.rand(3)"),
+            ("r = random.Random(1); r.seed(1)", "random.random()"),
+            ("random.seed(1); r = random.Random()", "r.random()"),
+            ("import numpy as np; np.random.seed(1)", "np.random.default_rng().normal()"),
+            ("random.seed(); torch.seed()", "random.random() * torch.rand(3)"),
+            ("if __name__ == '__main__': random.seed(1)", "random.random()"),
+            ("import numpy as np; np.random.seed(1); D = torch.distributions.Normal(0, 1)", "D.sample()"),
+            ("E = argparse.Namespace(seed=print); E.seed(1)", "random.random()"),
+        ]
+    },
+    "the interpreter": (
+        "import sys\nP = pathlib.Path(sys.executable)\ndef main(run): return P",
+        "P = P.parent / '..' / P.name",
     ),
     "nan": ("X = {'a': float('nan')}\ndef main(run): return X", "pass"),
 }

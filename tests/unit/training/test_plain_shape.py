@@ -126,6 +126,7 @@ def test_what_cannot_be_told_apart_is_refused() -> None:
     other = torch.optim.SGD(nn.Linear(1, 1).parameters(), lr=0.1)
     for given, options, words in (
         ((model, model, optimizer), {}, "given 2 models. Give several models and optimizers under names"),
+        ((model, optimizer, schedule, schedule), {}, r"2 schedulers. Give one, and keep .* run.register\("),
         ((model,), {}, "given no optimizer"),
         ((model, optimizer, 3), {}, "given a int, which is no model"),
         ((model, optimizer, schedule), {"scheduler": schedule}, "two schedules"),

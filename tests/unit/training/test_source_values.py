@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from paceline.training.source_values import is_fixed, written_by
+from paceline.training.source_trees import written_by
+from paceline.training.source_values import is_fixed
 from paceline.training.source_writes import ANY
 
 SOURCE = """

@@ -74,6 +74,8 @@ def make_sharded(inputs: StrategyInputs, data: World, place: World, listener: Li
         vars(parameter).update(kept[name])
     # Now, because a worker may have to follow others before its own first pass.
     fsdp.find_root(model)
+    for param_group in param_groups:
+        param_group.keep(False)  # until a batch begins
     if inputs.compile:
         compile_blocks(
             blocks.values() or [model], Compiler(data, inputs.note, repeatable=False, in_pieces=False)

@@ -1,13 +1,14 @@
 """What a loop does with sharded weights between passes, where they are DTensors: right as in one process, or refused.
 
 Every operator on them comes by here. torch would write to the copy that a slice is, apply what is not elementwise to each
-worker's rows, or end in words about DTensors. What is written is noted, and compared when the workers next save or report.
+worker's rows, or end in words about DTensors. What is only read beside plain tensors, as in a call of a part of the model, is
+gathered for it. What is written is noted, and compared when the workers next save or report.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import cache
 from typing import Any, NoReturn
 from weakref import finalize
@@ -44,8 +45,9 @@ _latest: list[OwnUse] = []
 class OwnUse:
     """Sees the operators on one model's weights, and on what is made of them."""
 
-    def __init__(self, model: nn.Module, world: World) -> None:
-        """`world` is everybody who writes the same."""
+    def __init__(self, model: nn.Module, world: World, meets: Callable[[str], bool]) -> None:
+        """`world` is everybody who writes the same; `meets` says whether all gather what has a name now, or raises."""
+        self._meets = meets
         held = {name: value for name, value in model.named_parameters() if isinstance(value, DTensor)}
         self._mesh = next((one.device_mesh for one in held.values()), None)
         self._names = {_storage(one): name for name, one in held.items()}
@@ -90,6 +92,8 @@ class OwnUse:
         written = _written(op, args, kwargs)
         if written:
             args, kwargs = self._check_write(op, args, kwargs, written, sharded)
+        elif self._may_gather(sharded, (args, kwargs)) and self._meets(self._name(*sharded)):
+            return op(*self._whole(args), **self._whole(kwargs))
         try:
             made = self._run(op, args, kwargs)
         except (RuntimeError, IndexError) as error:
@@ -101,10 +105,33 @@ class OwnUse:
             self._note(op, sharded, made)
         return made
 
+    def _may_gather(self, sharded: list[DTensor], given: Any) -> bool:
+        """Return whether these are used beside plain tensors, and can be whole: no gradient finds its way back to the rows."""
+        # What has no dimension is a number, which torch takes for everybody's.
+        if all(isinstance(one, DTensor) or one.dim() == 0 for one in _tensors(given)):
+            return False
+        wanted = torch.is_grad_enabled() and any(one.requires_grad for one in sharded)
+        return not wanted and not any(map(self._is_sum, sharded))
+
+    def _is_sum(self, one: DTensor) -> bool:
+        return _storage(one) in self._sums or any(map(_adds, one.placements))
+
+    def _whole(self, value: Any) -> Any:
+        """Return what is given to an operator with sharded tensors gathered, where those that were offloaded are computed."""
+
+        def gather(one: Tensor) -> Tensor:
+            if not isinstance(one, DTensor) or not self._is_ours(one):
+                return one
+            # By the strides of one process: a product of what was turned adds in another order where it lies otherwise.
+            made = torch.empty_strided(one.shape, one.stride(), dtype=one.dtype, device=self._world.device)
+            return made.copy_(one.full_tensor())
+
+        return _mapped(value, gather)
+
     def _number(self, one: DTensor) -> Any:
         """Return the number that one process has, on all workers; torch would make it of this worker's rows."""
         # A bool is a way that a loop takes, or nn.init.trunc_normal_; it is added up without rounding.
-        if one.dtype is not torch.bool and (_storage(one) in self._sums or any(map(_adds, one.placements))):
+        if one.dtype is not torch.bool and self._is_sum(one):
             raise InputError(
                 f"{self._name(one)}: a number is made of a sum over it (a norm, a mean), but {_BETWEEN}, and their sums are "
                 "added up in another order than in one process. Compute it of weight.full_tensor(), on all workers together."
@@ -172,14 +199,13 @@ class OwnUse:
 
     def _shared(self, value: Any) -> Any:
         """Return what is given to an operator with plain tensors as sharded ones of which every worker has all."""
-        if isinstance(value, dict):
-            return {key: self._shared(one) for key, one in value.items()}
-        if isinstance(value, (list, tuple)):
-            return type(value)(self._shared(one) for one in value)
-        if isinstance(value, Tensor) and not isinstance(value, DTensor):
-            places = [Replicate()] * self._mesh.ndim  # type: ignore[union-attr]
-            return DTensor.from_local(value, self._mesh, places, run_check=False)
-        return value
+        places = [Replicate()] * self._mesh.ndim  # type: ignore[union-attr]
+
+        def share(one: Tensor) -> Tensor:
+            sharded = isinstance(one, DTensor)
+            return one if sharded else DTensor.from_local(one, self._mesh, places, run_check=False)
+
+        return _mapped(value, share)
 
     def _note(self, op: Any, sharded: list[DTensor], made: Any) -> None:
         """Remember what became a copy, and what became a sum over workers."""
@@ -217,8 +243,8 @@ class OwnUse:
         if "mixed torch.Tensor and DTensor" in str(error):
             raise InputError(
                 f"{name} is used outside of a forward pass of the model ({_short(op)}, beside a plain tensor), but {_BETWEEN}. "
-                "Call the model itself, which gathers them: model(x); measure with run.evaluate; take the weight whole "
-                "(weight.full_tensor()), or the other tensor of it (torch.zeros_like(weight)); or use --strategy ddp."
+                "Call the module behind step.apply() under torch.no_grad(), on all workers together, which gathers them; or "
+                "model(x) itself; measure with run.evaluate; take the weight whole (weight.full_tensor()); or use --strategy ddp."
             ) from error
         raise InputError(
             f"{name}: {_short(op)} cannot be computed of it, because {_BETWEEN} ({_first_line(error)}). Read "
@@ -262,6 +288,14 @@ def _leaves(value: Any) -> Iterator[Any]:
         yield from _leaves(list(value.values()))
     else:
         yield value
+
+
+def _mapped(value: Any, change: Callable[[Any], Tensor]) -> Any:
+    if isinstance(value, dict):
+        return {key: _mapped(one, change) for key, one in value.items()}
+    if isinstance(value, (list, tuple)):
+        return type(value)(_mapped(one, change) for one in value)
+    return change(value) if isinstance(value, Tensor) else value
 
 
 def _tensors(value: Any) -> Iterator[Any]:

@@ -68,9 +68,18 @@ class ParamGroup:
     """One group of parameters that travels together; where nothing in it is trained it is only gathered."""
 
     def __init__(
-        self, index: int, name: str, module: FSDPModule, group: fsdp.Group, listener: Listener
+        self,
+        index: int,
+        name: str,
+        module: FSDPModule,
+        group: fsdp.Group,
+        listener: Listener,
+        *,
+        reshard: bool,
     ) -> None:
+        """`reshard` frees its weights behind each forward pass, not only behind the backward pass."""
         self.index, self.name = index, name
+        self._keeps = not (reshard and name)
         self._module, self._group = module, group
         self._trains = [member.sharded.requires_grad for member in group.members]
         self.trained = [member for member, trains in zip(group.members, self._trains, strict=True) if trains]
@@ -127,6 +136,14 @@ class ParamGroup:
         """Count the uses of this pass from here."""
         self._uses = 0
         self.reduced = False
+
+    def keep(self, inside: bool) -> None:
+        """Keep its weights from a forward pass to the next, as it is to, `inside` the pass of a batch.
+
+        In a call of the loop's own they are freed behind it: what it does next, it does to rows that are updated and saved.
+        """
+        if self._keeps:
+            self._module.set_reshard_after_forward(not inside, recurse=False)
 
     def arm(self, *, reduces: bool, keeps: bool = False) -> None:
         """Announce whether the coming backward pass ends with a reduction, or only adds, and whether weights stay after it."""
@@ -431,7 +448,9 @@ def shard_model(
         if isinstance(module, FSDPModule):
             refuse_copies(model.get_submodule(name), "fsdp")
             for group in fsdp.groups_of(model.get_submodule(name)):
-                param_groups.append(ParamGroup(len(param_groups), name, module, group, listener))
+                param_groups.append(
+                    ParamGroup(len(param_groups), name, module, group, listener, reshard=tuning.reshard)
+                )
     return param_groups
 
 

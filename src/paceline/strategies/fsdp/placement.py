@@ -46,7 +46,7 @@ class RowsPlacement(Placement):
         self._made = make_sharded(inputs, data, place, reduction)
         self.model = self._made.model
         self.notes = self._made.notes
-        self._own_use, self._asked_rows = OwnUse(self.model, data), AskedRows(self.model)
+        self._own_use, self._asked_rows = OwnUse(self.model, data, reduction.meets), AskedRows(self.model)
 
     def adopt(self, optimizer: Optimizer) -> None:
         """Have the optimizer work on this worker's rows."""
@@ -97,6 +97,7 @@ class RowsPlacement(Placement):
         """Refuse to save or report buffers in which the workers have parted; of weights each has its own rows.
 
         What a loop has written to those is compared by what it was."""
+        self._reduction.gather.begin()
         if self._exact:
             check_equal(self.model.named_buffers(), self._data)
             self._own_use.check_written()

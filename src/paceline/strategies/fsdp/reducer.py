@@ -70,6 +70,7 @@ class FsdpReducer(Reducer):
         for leaf in (*self.step.trained.parameters, *self._placement.gathered_leaves()):
             leaf.grad = None  # of a pass that the loop made for itself
         looks = self.step.writes is not None and self.step.writes.looks
+        self._reduction.enter()
         self._reduction.begin(self.rounds.rounds(work), looks=looks)
         self._used = [False] * len(self.step.parameters)
         if self._terms is not None:
@@ -187,6 +188,7 @@ class FsdpReducer(Reducer):
                 rows = [one if there else None for one, there in zip(rows, present[number], strict=True)]
             flat += [*rows, self._entries[number]]
         step.auxiliary.give(flat)
+        self._reduction.end()
         step.tree.nodes = []  # whole gradients that have left need no memory any more
 
     def _drop_unused(self) -> list[list[bool]]:
@@ -253,6 +255,7 @@ class GatheringSchedule(Schedule):
 
     def open_work(self, work: StepWork) -> None:
         """Begin the rounds of some shards."""
+        self._reduction.enter()
         self._reduction.begin(self._rounds.rounds(work))
 
     def close_batch(self, measured: Mapping[str, Any]) -> None:
@@ -264,6 +267,7 @@ class GatheringSchedule(Schedule):
         """Follow the others through what they have left."""
         while not self._reduction.over:
             self._reduction.follow(None)
+        self._reduction.end()
 
 
 def is_exact(inputs: StrategyInputs) -> bool:

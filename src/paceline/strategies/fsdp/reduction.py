@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import TypeVar
+from zlib import crc32
 
 import torch
 import torch.distributed as dist
@@ -16,6 +17,7 @@ from torch import Tensor, nn
 
 from paceline.compat import process_groups
 from paceline.compat.fsdp import GroupedParam
+from paceline.errors import InputError
 from paceline.reduce.combination import Combination
 from paceline.reduce.gather import Wait, open_gather
 from paceline.reduce.norms import norms, placed_norms, total_norm
@@ -49,9 +51,12 @@ class FsdpReduction:
         self.blocks: list[str] = []
         """The names of the blocks that are gathered for their own forward pass only."""
         self._parameters: list[list[nn.Parameter]] = []
-        self._round = RoundProgress(data, Rounds(data.rank, [0]))
+        self._round = RoundProgress(data, Rounds(data.rank, [0] * data.size))
         self._combination: Combination | None = None
         self._outputs: dict[int, Tensor] = {}
+        self._between = True
+        """Whether no step and no evaluation is under way: what is gathered then, the loop's own code asks for."""
+        self._in_pass = False
 
     def attach(
         self, param_groups: list[ParamGroup], places: list[list[int]], parameters: Sequence[nn.Parameter]
@@ -71,6 +76,11 @@ class FsdpReduction:
         self.blocks = [param_group.name for param_group in param_groups if param_group.name]
 
     # The passes of a step.
+
+    def enter(self) -> None:
+        """Know that a step begins, or an evaluation of some shards, before workers ask each other about it."""
+        self.gather.begin()
+        self._between = False
 
     def begin(self, rounds: Rounds, *, looks: bool = False) -> None:
         """Start the rounds of a step; `looks` compares the values of gathered weights behind each pass."""
@@ -122,9 +132,29 @@ class FsdpReduction:
 
     def open_root(self) -> None:
         """Gather what belongs to no block before a pass: a loss may use it, or methods of the model, outside of its forward."""
+        self._in_pass = True
         for param_group in self.param_groups:
+            param_group.keep(True)
             if not param_group.name:
                 param_group.gather()
+
+    def end(self) -> None:
+        """Know that a step, or an evaluation of some shards, is over."""
+        self._between = True
+
+    def meets(self, name: str, what: int | None = None) -> bool:
+        """Wait for the others where the loop's own code uses what has this name; return False in a step, where they may not come.
+
+        Raise where they do something else.
+        """
+        what = crc32(name.encode()) % (1 << 20) if what is None else what
+        if self._between and not self.gather.meets(what):
+            raise InputError(
+                f"this worker alone uses {name or 'the model'} between two steps, or others use something else there, and under "
+                "fsdp all workers gather weights together. Call the model on all of them, where only rank 0 needs the outcome, "
+                "too; measure with run.evaluate; or use --strategy ddp."
+            )
+        return self._between
 
     def check_slots(self) -> None:
         """Raise where other tensors were put in the place of weights: they are neither trained nor saved."""
@@ -144,13 +174,15 @@ class FsdpReduction:
 
     def end_pass(self) -> None:
         """Close a pass."""
+        self._in_pass = False
         for param_group in self.param_groups:
+            param_group.keep(False)
             param_group.close()
         self._round.next()
 
     def follow(self, combination: Combination | None) -> None:
         """Go through a pass of the others without a batch of one's own."""
-        self._combination = combination
+        self._combination, self._in_pass = combination, True
         while (message := self._round.listen()) != END:
             index, reduces = divmod(message, 2)
             param_group = self.param_groups[index]
@@ -159,6 +191,7 @@ class FsdpReduction:
                 self.reduces(param_group, None, output)
             else:
                 param_group.join_gather()
+        self._in_pass = False
         self._collect()
         self._round.next()
 
@@ -183,8 +216,18 @@ class FsdpReduction:
         self, param_group: ParamGroup, message: Tensor, rows: Tensor, group: dist.ProcessGroup, *, later: bool
     ) -> Wait | None:
         """Gather the weights of a parameter group; return what waits until they are here."""
+        if not self._in_pass:
+            self._check_own_call(param_group)
         self._round.announce(2 * param_group.index)
         return self.gather.start(message, rows, group, later=later)
+
+    def _check_own_call(self, param_group: ParamGroup) -> None:
+        """Raise where a call of the loop's own would wait for workers that do not come."""
+        if not self.meets(param_group.name, param_group.index) and self._round.parted:
+            raise InputError(
+                "the model is called behind step.backward() in a step of which workers have different numbers of batches, and "
+                "under fsdp they gather its weights together. Call it behind step.apply(), or use --strategy ddp."
+            )
 
     def room(self, param_group: ParamGroup) -> Tensor:
         """Return memory in which a parameter group's gradients are laid out for `reduces`."""

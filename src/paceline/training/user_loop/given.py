@@ -18,6 +18,7 @@ _MADE = (MODEL, OPTIMIZER, SCHEDULER)
 
 
 _SEVERAL = 'several models and optimizers under names: run.prepare({"one": model, "other": model}, {"one": optimizer, ...}).'
+_REGISTER = 'run.register("name", scheduler) behind run.prepare.'
 
 
 class Given:
@@ -40,7 +41,8 @@ class Given:
                 )
         for kind in _MADE:
             if self._kinds.count(kind) > 1:
-                raise InputError(f"run.prepare was given {self._kinds.count(kind)} {kind}s. Give {_SEVERAL}")
+                others = f"one, and keep the others with {_REGISTER}" if kind == SCHEDULER else _SEVERAL
+                raise InputError(f"run.prepare was given {self._kinds.count(kind)} {kind}s. Give {others}")
         for kind in (MODEL, OPTIMIZER):
             if kind not in self._kinds:
                 raise InputError(f"run.prepare was given no {kind}. Give model and optimizer together.")

@@ -56,8 +56,8 @@ def check_kept(optimizer: Optimizer, kept: Iterable[Any]) -> None:
             name = type(found).__name__
             raise InputError(
                 f"the loop has a {name} of its own that no checkpoint holds: a resumed run, and a worker that joins, would begin "
-                "it anew. Give it to run.prepare(model, optimizer, scheduler), which keeps it, or keep it with "
-                'run.register("schedule", scheduler) before run.steps.'
+                f'it anew. Write run.register("{name.lower()}", scheduler) behind run.prepare; where it is the only one, '
+                "run.prepare(model, optimizer, scheduler) keeps it, too."
             )
 
 

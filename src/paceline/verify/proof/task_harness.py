@@ -44,7 +44,7 @@ class TaskHarness(Trainer):
     def make_model(self) -> nn.Module:
         """Make the model once more, as it is made for the strategy."""
         seeds.seed_everything(seeds.derive(self.options.seed, "model"))
-        return self.task.model()
+        return self._model()
 
     def prepared(self) -> Replica:
         """Prepare model, optimizer and schedule with the strategy, and return the replica."""
