@@ -1,6 +1,9 @@
 """What a loop has set once on its modules, behind some step, is so in a worker that joins later and in modules made anew."""
 
+import os
+import signal
 import time
+from pathlib import Path
 
 import pytest
 import torch
@@ -9,6 +12,7 @@ from torch.nn import functional as F
 
 import paceline
 from paceline.errors import InputError
+from paceline.verify.receipts.rerun import SegmentReplay, verify_receipt
 from tests.fault.survivors import BATCH, Samples, set_off
 
 STEPS = 12
@@ -169,3 +173,102 @@ def test_what_cannot_be_taken_back_is_refused(tmp_path, change, said):
     options = {"peer_snapshots": 1, "snapshot_every": 4}
     with pytest.raises(InputError, match=said):
         launch(tmp_path / "cut", [("loop", 7, 1, "kill")], 2, "fsdp", change, behind=5, **options)
+
+
+def resumable(run, steps, change):
+    """Train to a step in a loop that changes its model once, behind the third step."""
+    model, _ = run.prepare(Net, lambda made: torch.optim.AdamW(made.parameters(), lr=0.05))
+    for step in run.steps(Samples(), batch_size=BATCH, steps=steps):
+        for features, labels in step:
+            step.backward(F.cross_entropy(model(features), labels, reduction="none"))
+        step.apply()
+        if step.number == 2:
+            change(model, run)
+    return run.weights_sha256()
+
+
+@pytest.mark.parametrize(("change", "other"), [(settings, "fsdp"), (tables, "dp"), (builtin, "ps")])
+def test_a_run_that_is_resumed_has_the_settings_of_its_checkpoint(tmp_path, change, other):
+    options = {"shards": 4, "device": "cpu", "threads": 1}
+    (whole,) = paceline.launch(resumable, STEPS, change, workers=1, **options)
+    paceline.launch(resumable, 6, change, workers=2, out=tmp_path, **options)
+    more = {"out": tmp_path, "resume": True, **options}
+    paceline.launch(resumable, 8, change, workers=2, strategy=other, **more)
+    assert set(paceline.launch(resumable, STEPS, change, workers=1, **more)) == {whole}
+
+
+def test_a_resume_without_what_cannot_be_saved_is_refused(tmp_path):
+    options = {"workers": 2, "shards": 4, "device": "cpu", "threads": 1, "out": tmp_path}
+    paceline.launch(resumable, 4, closure, **options)
+    with pytest.raises(
+        InputError, match=r"^after of the model was set in the run to .*lambda.*, but this start"
+    ):
+        paceline.launch(resumable, STEPS, closure, resume=True, **options)
+
+
+def two_calls(run, flag):
+    """Change a setting in the first of two calls of `run.steps`; a worker is killed between them."""
+    model, _ = run.prepare(Net, lambda made: torch.optim.AdamW(made.parameters(), lr=0.05))
+    for call in range(2):
+        for step in run.steps(Samples(), batch_size=BATCH, steps=6):
+            for features, labels in step:
+                step.backward(F.cross_entropy(model(features), labels, reduction="none"))
+            step.apply()
+            if step.number == 2:
+                settings(model, run)
+        if call == 0 and flag and run.world.rank == 1 and not Path(flag).exists():
+            Path(flag).touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+    return run.weights_sha256()
+
+
+def test_so_has_a_run_that_starts_over(tmp_path):
+    options = {"shards": 4, "device": "cpu", "threads": 1}
+    (whole,) = paceline.launch(two_calls, "", workers=1, **options)
+    cut = {"workers": 2, "strategy": "fsdp", "save_every": 4, "out": tmp_path / "run", **options}
+    assert set(paceline.launch(two_calls, str(tmp_path / "flag"), **cut)) == {whole}
+    assert (tmp_path / "flag").exists()
+
+
+class Switched(paceline.Task):
+    """A task whose hook freezes a norm and raises a dropout after the first epoch."""
+
+    batch_size, shards, epochs, rate = BATCH, 4, 3, 1.0
+
+    def model(self):
+        self.net = Net()
+        return self.net
+
+    def optimizer(self, model):
+        return torch.optim.AdamW(model.parameters(), lr=0.05)
+
+    def train_data(self):
+        return Samples()
+
+    def loss(self, model, batch):
+        return paceline.Loss.mean(F.cross_entropy(model(batch[0]), batch[1], reduction="none") * self.rate)
+
+    def on_epoch(self, info):
+        if info.epoch == 0:
+            self.net.norm.eval()
+            self.net.drop.p = 0.4
+
+
+class Annealed(Switched):
+    """One with a rate that follows the steps, too."""
+
+    def on_step(self, info):
+        self.rate *= 0.9
+
+
+@pytest.mark.parametrize("kind", [Switched, Annealed])
+def test_so_has_a_task_and_a_rerun_of_its_receipt(tmp_path, kind):
+    options = {"workers": 1, "device": "cpu"}
+    task = f"{__file__}:{kind.__name__}"
+    whole = paceline.train(task, out=tmp_path / "whole", **options)
+    middle, out = whole.steps // 2 + 1, tmp_path / "run"
+    paceline.train(task, steps=middle, out=out, **options)
+    rest = paceline.resume(out, steps=whole.steps, workers=2, strategy="fsdp", device="cpu")
+    assert rest.weights_sha256 == whole.weights_sha256
+    if kind is Switched:  # a re-run calls no hooks
+        assert verify_receipt(SegmentReplay(folder=out, start=middle, strategy="ddp", workers=2)).holds

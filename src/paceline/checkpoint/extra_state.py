@@ -102,6 +102,7 @@ def _check(extra_state: dict[str, Any]) -> None:
     for name in _items("loop", extra_state.get("loop", {}), dict):
         _be("loop: a name in it", name, str)
     _items("between", extra_state.get("between", []), list)
+    _items("changed", extra_state.get("changed", {}), dict)
     if "stream" in extra_state:
         _items("stream", extra_state["stream"], dict)
         for name, kind in _STREAM.items():

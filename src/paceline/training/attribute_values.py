@@ -31,12 +31,12 @@ class FunctionCopy:
     digest: str
     """What it does, as far as its code and the plain values in it tell."""
     value: Any = field(repr=False)
-    """Itself, in the process that has looked it up."""
+    """Itself, in the process that has looked it up; None where a checkpoint names what is not there."""
 
     @cached_property
     def payload(self) -> Payload | None:
         """As it travels; None where it cannot."""
-        return None if isinstance(self.value, MethodType) else _payload(self.value)
+        return None if self.value is None or isinstance(self.value, MethodType) else _payload(self.value)
 
     def __getstate__(self) -> dict[str, Any]:
         return {"name": self.name, "digest": self.digest, "payload": self.payload}
@@ -105,7 +105,7 @@ def described(function: Any) -> str:
         function = function.func
     if not isinstance(function, FunctionType | MethodType | BuiltinFunctionType):
         return f"{type(function).__module__}.{type(function).__qualname__}"
-    return " ".join(_known(function))
+    return " ".join(known(function))
 
 
 def _copied(value: Any, depth: int, left: Iterator[int]) -> Any:
@@ -133,10 +133,10 @@ def _is_ours(value: Any) -> bool:
 
 
 def _named(value: Any) -> FunctionCopy:
-    return FunctionCopy(*_known(value), value)
+    return FunctionCopy(*known(value), value)
 
 
-def _known(value: Any) -> tuple[str, str]:
+def known(value: Any) -> tuple[str, str]:
     """Return a function's full name, and what stands for its code."""
     inner = value.__func__ if isinstance(value, MethodType) else value
     owner = getattr(inner, "__module__", None) or "torch"

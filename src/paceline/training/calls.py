@@ -71,6 +71,7 @@ class Calls:
         check_clip(max_grad_norm)
         round_ = read_turns(turns, state.replica.optimizer, fresh=fresh_batches)
         phase = history.next_call()
+        self.core.changed.begin(state.replica.model, state.task)
         if phase < state.position.phase and not state.waits_to_join:
             self._skip(phase)
             self.replay.hand_over()
@@ -132,7 +133,6 @@ class Calls:
         behind = self._find_place(call)
         self.preparation.freeze()
         self.core.loop.registered.begin()
-        self.group.changed.begin(state.replica.model, state.task)
         self.core.recovery.begin()
         if phase < state.position.phase:
             history.kept = history.kept or KeptState(state.replica, self.core.loop.registered)
@@ -246,6 +246,7 @@ class Calls:
             changed = self._changed()
             if changed or history.skipped or self.preparation.lacks_groups:
                 self.preparation.resume_again()
+            self.preparation.set_changed()
         return False
 
     def _note_unregistered(self) -> None:

@@ -4,7 +4,8 @@
 the function from its top, but not that step; what makes modules anew for a group has not either. So each worker knows what there
 was when its steps began, and who joins takes over what all others have changed alike, where it has what they began with.
 What differs among workers, by their rank say, is left alone. What cannot be handed on (another layer, a hook, a lambda) ends the
-run, where all others have changed it alike. A run that goes back has again what there was at the step that it goes back to.
+run, where all others have changed it alike. A run that goes back has again what there was at the step that it goes back to, and
+one that goes on from a checkpoint what there was where that was saved.
 """
 
 from __future__ import annotations
@@ -14,27 +15,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from torch import nn
-from torch.nn.modules.lazy import LazyModuleMixin
 
-from paceline.compat.modules import HOOKS as HOOK_TABLES
-from paceline.errors import InputError
 from paceline.task import Task
-from paceline.training.attribute_values import copied, described, held_back, opened, same, shown
+from paceline.training.attribute_owners import MADE, TASK, owners_of, put, read_all, value_of
+from paceline.training.attribute_refusals import KIND, Key, check_alike, check_set_back
+from paceline.training.attribute_values import opened, same, shown
+from paceline.training.saved_attributes import ABSENT, AnObjectsError, decoded, encoded
 from paceline.world import World, all_gather_object
 
-Key = tuple[str, str]
-"""The name of a module and of an attribute."""
-TASK, KIND, HOOKS = "the task", "its class", "its hooks"
-_MADE = (KIND, HOOKS)
-"""What is compared beside attributes, and is never set."""
-
-
-@dataclass(frozen=True)
-class Absent:
-    """Stands for the value of an attribute that is not there."""
-
-
-ABSENT = Absent()
 Changes = dict[Key, tuple[Any, Any]]
 """What an attribute was when the steps began, and what it is."""
 
@@ -45,7 +33,7 @@ class Then:
 
     changes: Changes
     others: frozenset[Key] = frozenset()
-    """Attributes that held what is not compared: a tensor, an object."""
+    """Attributes that held what is not compared (a tensor, an object), or what workers did not have alike."""
 
 
 class ChangedAttributes:
@@ -63,7 +51,7 @@ class ChangedAttributes:
     def begin(self, model: nn.Module, task: Task | None) -> None:
         """Note what there is where the first step is about to be taken, or this worker about to join."""
         if self._began is None:
-            self._began, self._others = _read(model, task)
+            self._began, self._others = read_all(model, task)
 
     def keep(self, model: nn.Module, task: Task | None) -> None:
         """Note what has changed, before modules are made anew for the next group."""
@@ -73,12 +61,12 @@ class ChangedAttributes:
         """Have the modules of the next group be set as those before; raise where one is of another class."""
         if self._began is None:
             return
-        owners, kept = _owners(model, task), self._kept
+        owners, kept = owners_of(model, task), self._kept
         for key, (_, now) in kept.items():
-            _check_alike(key, now, _value(owners, *key), "the next group makes it")
-        _set(owners, kept)
-        self._began = _read(model, task)[0] | {
-            key: was for key, (was, now) in kept.items() if same(_value(owners, *key), now)
+            check_alike(key, now, value_of(owners, *key), "the next group makes it")
+        set_changes(owners, kept)
+        self._began = read_all(model, task)[0] | {
+            key: was for key, (was, now) in kept.items() if same(value_of(owners, *key), now)
         }
         self._kept = {}
 
@@ -91,7 +79,7 @@ class ChangedAttributes:
         began = self._began
         if began is None:
             return Then({})
-        now, others = _read(model, task)
+        now, others = read_all(model, task)
         if others == self._others:
             others = self._others  # not once more for each checkpoint
         keys = dict.fromkeys((*began, *now))
@@ -105,22 +93,24 @@ class ChangedAttributes:
         """Set those who join as all others are set alike; every worker of the group calls it, and all raise where that fails."""
         knows = computes and not joins
         mine = self.changes(model, task) if knows else {}
+        if joins:
+            self.begin(model, task)  # else what it takes over would be no change, in a checkpoint say
         everybody: list[_Told] = all_gather_object(world.comm, (joins, mine, self._saved if knows else {}))
         if not any(is_new for is_new, _, _ in everybody):
             return
-        owners = _owners(model, task)
+        owners = owners_of(model, task)
         names = frozenset(owners) if computes else frozenset()
         there: list[frozenset[str]] = all_gather_object(world.comm, names)
         old = [place for place, (is_new, _, _) in enumerate(everybody) if not is_new]
         alike = _alike([(everybody[place][1], there[place]) for place in old])
-        present = {key: _value(owners, *key) for key in alike if key[0] in owners} if computes else {}
+        present = {key: value_of(owners, *key) for key in alike if key[0] in owners} if computes else {}
         values: list[dict[Key, Any]] = all_gather_object(world.comm, present)
         for (is_new, _, _), found in zip(everybody, values, strict=True):
             for key, (_, now) in alike.items():
                 if is_new and found:
-                    _check_alike(key, now, found.get(key, ABSENT), "a worker that joins makes it")
+                    check_alike(key, now, found.get(key, ABSENT), "a worker that joins makes it")
         if joins:
-            _set(owners, alike)
+            set_changes(owners, alike)
             numbers = {number for _, _, saved in everybody for number in saved}
             self._saved = {
                 number: _together([(everybody[place][2].get(number), there[place]) for place in old])
@@ -140,43 +130,129 @@ class ChangedAttributes:
         return self._saved.get(number)
 
     def agree_then(
-        self, world: World, model: nn.Module, task: Task | None, mine: Then | None, *, computes: bool
+        self,
+        world: World,
+        model: nn.Module,
+        task: Task | None,
+        mine: Then | None,
+        saved: Then | None,
+        *,
+        computes: bool,
     ) -> Then:
         """Return what this worker is to have where all go back; who does not know has what those who do have alike.
 
-        Where nobody knows nothing had changed: it is the beginning, or a checkpoint that this run began with.
+        Where nobody knows it is what the checkpoint has `saved`; without one nothing had changed: it is the beginning.
         """
-        names = frozenset(_owners(model, task)) if computes else frozenset()
+        names = frozenset(owners_of(model, task)) if computes else frozenset()
         told: list[tuple[Then | None, frozenset[str]]] = all_gather_object(world.comm, (mine, names))
         if mine is not None:
             return mine
         if all(one is None for one, _ in told):
-            return Then({}, self._others)
+            return saved or Then({}, self._others)
         return _together(told)
 
     def set_back(self, model: nn.Module, task: Task | None, then: Then, number: int) -> None:
         """Have everything be set as it was then, after so many steps; raise where that cannot be."""
         if self._began is None:
             return
-        owners = _owners(model, task)
-        now, others = _read(model, task)
+        owners = owners_of(model, task)
+        now, others = read_all(model, task)
         wanted = self._began | {key: value for key, (_, value) in then.changes.items()}
         # What was lazy then has another class as soon as it has computed, and keeps what it was given.
         lazy = {name for name, _ in wanted if name != TASK and (name, KIND) not in wanted}
         for key in dict.fromkeys((*wanted, *now)):
             was, value = wanted.get(key, ABSENT), now.get(key, ABSENT)
-            is_held = key in others or (was == ABSENT and key in then.others)
+            is_held = key in others or key in then.others
             is_elsewhere = key[0] not in owners and key not in self._began  # with another worker's stage
-            if is_held or is_elsewhere or key[0] in lazy or same(was, value):
+            is_lazy = key[0] in lazy and key not in then.changes
+            if is_held or is_elsewhere or is_lazy or same(was, value):
                 continue
-            _check_set_back(key, was, value, number)
+            check_set_back(key, was, value, number)
             name, attribute = key
-            if attribute in _MADE or name not in owners:
+            if attribute in MADE or name not in owners:
                 continue
             if was == ABSENT:
                 delattr(owners[name], attribute)
             else:
-                _put(owners[name], attribute, opened(was))
+                put(owners[name], attribute, opened(was))
+
+    # In a checkpoint.
+
+    def to_save(
+        self, world: World, model: nn.Module, task: Task | None, *, computes: bool
+    ) -> dict[str, Any] | None:
+        """Return what a checkpoint holds of what all have changed alike; every worker of the group calls it."""
+        began, then = self._began or {}, self.now(model, task) if computes else Then({})
+        rows, left = dict[Key, Any](), then.others - self._others
+        made = {name for name, _ in began}
+        for key, (was, now) in then.changes.items():
+            if key[1] in MADE and was == ABSENT and key[0] in made:
+                continue  # it was lazy, and computes by now
+            try:
+                rows[key] = encoded(was), encoded(now)
+            except AnObjectsError:
+                left |= {key}
+        told: list[tuple[dict[Key, Any], frozenset[Key]]] = all_gather_object(world.comm, (rows, left))
+        if self._began is None or not any(rows or left for rows, left in told):
+            return None
+        names = frozenset(owners_of(model, task)) if computes else frozenset()
+        there: list[frozenset[str]] = all_gather_object(world.comm, names)
+        alike = _alike([(rows, names) for (rows, _), names in zip(told, there, strict=True)])
+        others = {key for rows, left in told for key in (*rows, *left) if key not in alike}
+        return {
+            "alike": [[*key, was, now] for key, (was, now) in alike.items()],
+            "others": [list(key) for key in sorted(others)],
+        }
+
+    def from_saved(self, saved: Then, model: nn.Module, task: Task | None) -> tuple[Then, list[str]]:
+        """Return what a checkpoint holds less what this run was given anew, and what to say of that."""
+        began, now = self._began or {}, read_all(model, task)[0]
+        anew = {
+            key: (was, value)
+            for key, (was, value) in saved.changes.items()
+            if key[1] not in MADE
+            and key[0] in owners_of(model, task)
+            and not same(began.get(key, ABSENT), was)
+            and not same(now.get(key, ABSENT), value)
+        }
+        texts = [
+            f"{attribute} of {name} was changed in the run from {_named(was)} to {_named(value)}, but this start begins with "
+            f"{_named(began.get((name, attribute), ABSENT))}, which stays."
+            for (name, attribute), (was, value) in anew.items()
+        ]
+        kept = {key: pair for key, pair in saved.changes.items() if key not in anew}
+        return Then(kept, saved.others), texts
+
+    def go_on(
+        self, world: World, model: nn.Module, task: Task | None, saved: Then, number: int, *, computes: bool
+    ) -> list[str]:
+        """Have everything be set as it was where the run was saved, and return notes; every worker calls it."""
+        owners = owners_of(model, task) if computes else {}
+        there: list[frozenset[str]] = all_gather_object(world.comm, frozenset(owners))
+        if not computes:
+            return []
+        then, texts = self.from_saved(saved, model, task)
+        somewhere = frozenset().union(*there)
+        for key, (_, value) in then.changes.items():
+            if key[0] in owners or key[0] not in somewhere:
+                check_alike(key, value, value_of(owners, *key), "this start makes it")
+        self.set_back(model, task, then, number)
+        # As changes they are in the next checkpoint too.
+        changed = {key: was for key, (was, _) in then.changes.items() if key[0] in owners}
+        self._began = (self._began or {}) | changed
+        return texts
+
+
+def read_saved(entry: Any) -> Then | None:
+    """Return what a checkpoint holds; raise ValueError, TypeError or LookupError where it is damaged."""
+    if entry is None:
+        return None
+    changes: Changes = {}
+    for name, attribute, was, now in entry["alike"]:
+        if not (isinstance(name, str) and isinstance(attribute, str)) or attribute[:1] in ("", "_"):
+            raise ValueError(f"{attribute!r:.60} is no attribute that a run saves")
+        changes[name, attribute] = decoded(was), decoded(now)
+    return Then(changes, frozenset((str(name), str(attribute)) for name, attribute in entry["others"]))
 
 
 _Told = tuple[bool, Changes, dict[int, Then]]
@@ -202,135 +278,17 @@ def _together(told: Iterable[tuple[Then | None, frozenset[str]]]) -> Then:
     return Then(alike, frozenset().union(*(then.others for then, _ in known)))
 
 
-def _owners(model: nn.Module, task: Task | None) -> dict[str, Any]:
-    """Return everything whose attributes count, by name."""
-    owners: dict[str, Any] = {name or "the model": module for name, module in model.named_modules()}
-    return owners if task is None else {**owners, TASK: task}
-
-
-def _read(model: nn.Module, task: Task | None) -> tuple[dict[Key, Any], frozenset[Key]]:
-    """Return every attribute that counts, with the class of each module, and which attributes hold something else."""
-    found, others = dict[Key, Any](), set[Key]()
-    for name, owner in _owners(model, task).items():
-        if isinstance(owner, nn.Module) and not isinstance(owner, LazyModuleMixin):
-            found[name, KIND], found[name, HOOKS] = _kind(owner), _hooks(owner)
-        for attribute, value in vars(owner).items():
-            if attribute[0] == "_":
-                continue
-            if (copy := copied(value)) is None:
-                others.add((name, attribute))
-            else:
-                found[name, attribute] = copy[0]
-    return found, frozenset(others)
-
-
-def _kind(owner: object) -> str:
-    return f"{type(owner).__module__}.{type(owner).__qualname__}"
-
-
-def _hooks(owner: nn.Module) -> list[str]:
-    """Return the hooks on a module that a user has put there, with the table of each."""
-    found = [
-        f"{table.strip('_')[:-1]} {said}"
-        for table in HOOK_TABLES
-        for hook in vars(owner).get(table, {}).values()
-        if not (said := described(hook)).startswith(("paceline.", "torch."))
-    ]
-    return sorted(found)
-
-
-def _value(owners: Mapping[str, Any], name: str, attribute: str) -> Any:
-    if name not in owners:
-        return ABSENT
-    if attribute in _MADE:
-        return _kind(owners[name]) if attribute == KIND else _hooks(owners[name])
-    value = vars(owners[name]).get(attribute, ABSENT)
-    if value is ABSENT:
-        return value
-    copy = copied(value)
-    return _kind(value) if copy is None else copy[0]  # of others nothing is compared
+def _named(copy: Any) -> str:
+    return "none" if copy == ABSENT else shown(copy)
 
 
 def _is_gone(key: Key, now: Iterable[Key]) -> bool:
     """Return whether an attribute is no more, or no plain value any more: a module that is no more has no class either."""
-    return key not in now and key[1] not in _MADE
+    return key not in now and key[1] not in MADE
 
 
-def _set(owners: Mapping[str, Any], changes: Changes) -> None:
+def set_changes(owners: Mapping[str, Any], changes: Changes) -> None:
     """Change what is as it was where the changes began."""
     for (name, attribute), (was, now) in changes.items():
-        if attribute not in _MADE and name in owners and same(_value(owners, name, attribute), was):
-            _put(owners[name], attribute, opened(now))
-
-
-def _put(owner: Any, attribute: str, value: Any) -> None:
-    """Give an attribute a value; a table stays the one that others may hold too."""
-    there = vars(owner).get(attribute)
-    if type(there) is not type(value) or not isinstance(value, dict | list | set):
-        setattr(owner, attribute, value)
-    elif isinstance(there, list):
-        there[:] = value
-    else:
-        there.clear()
-        there.update(value)
-
-
-def _check_alike(key: Key, now: Any, made: Any, who: str) -> None:
-    """Raise where a group cannot go on: what was changed in the run is another here, and cannot be handed on."""
-    name, attribute = key
-    if same(now, made):
-        return
-    if attribute == KIND:
-        what, instead = (
-            "no module" if one == ABSENT else f"a {one.rpartition('.')[2]}" for one in (now, made)
-        )
-        raise InputError(
-            f"{name} was replaced in the run and is {what} by now, but {who} {instead}, and the answer would be another. Make "
-            "every module before the first step, and switch between them by an attribute that forward() reads."
-        )
-    if attribute == HOOKS:
-        if ABSENT in (now, made):
-            return  # the module is gone or new, which its class tells
-        what, instead = (", ".join(_short(one) for one in hooks) or "none" for hooks in (now, made))
-        raise InputError(
-            f"{name} was given other hooks in the run (by now {what}), but {who} with {instead}, and the answer would be "
-            "another. Register every hook before the first step, and switch it by an attribute of the module that it reads."
-        )
-    function = held_back(now)
-    if function is not None:
-        raise InputError(
-            f"{attribute} of {name} was set in the run to {function.name}, which no other process can look up by name, but {who} "
-            f"{'without it' if made == ABSENT else f'with {shown(made)}'}, and the answer would be another. Define the function "
-            "at the top of a module; or set it before the first step, and switch it by a plain attribute."
-        )
-
-
-def _check_set_back(key: Key, was: Any, now: Any, number: int) -> None:
-    """Raise where what was changed in the run since a step cannot be undone."""
-    name, attribute = key
-    if attribute == KIND:
-        what, made = ("no module" if one == ABSENT else f"a {one.rpartition('.')[2]}" for one in (now, was))
-        raise InputError(
-            f"{name} was replaced in the run and is {what} by now, but the run goes back to step {number}, where it was {made}, "
-            "and the answer would be another. Make every module before the first step, and switch between them by an attribute "
-            "that forward() reads."
-        )
-    if attribute == HOOKS and ABSENT not in (was, now):
-        what, made = (", ".join(_short(one) for one in hooks) or "none" for hooks in (now, was))
-        raise InputError(
-            f"{name} was given other hooks in the run (by now {what}), but the run goes back to step {number}, where it had "
-            f"{made}, and the answer would be another. Register every hook before the first step, and switch it by an attribute "
-            "of the module that it reads."
-        )
-    function = held_back(was)
-    if function is not None:
-        raise InputError(
-            f"{attribute} of {name} was set in the run to {'nothing' if now == ABSENT else shown(now)}, but the run goes back to "
-            f"step {number}, where it was {function.name}, which cannot be looked up by name. Define the function at the top of "
-            "a module."
-        )
-
-
-def _short(hook: str) -> str:
-    """Return the table and the name of a hook, without its code."""
-    return " ".join(hook.split()[:2])
+        if attribute not in MADE and name in owners and same(value_of(owners, name, attribute), was):
+            put(owners[name], attribute, opened(now))

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from paceline.recovery.recovery import Recovery
 from paceline.recovery.sharded_recovery import ShardedRecovery
+from paceline.training.changed_attributes import ChangedAttributes
 from paceline.training.journal import Journal
 from paceline.training.loaders import OpenLoaders
 from paceline.training.profile import NoProfile
@@ -28,3 +29,5 @@ class EngineCore:
     sharded: ShardedRecovery
     recovery: Recovery
     profile: NoProfile
+    changed: ChangedAttributes = field(default_factory=ChangedAttributes, init=False)
+    """What the run has changed of its modules and its task beside tensors."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,7 +15,7 @@ from paceline.state.optimizer_state import set_options
 from paceline.strategies.base import Exactness
 from paceline.strategies.replica import Replica
 from paceline.training import folder, resuming
-from paceline.training.changed_attributes import ChangedAttributes, Then
+from paceline.training.changed_attributes import Then
 from paceline.training.core import EngineCore
 from paceline.training.description import new_receipt
 from paceline.training.frozen import KEY as FROZEN
@@ -40,8 +39,6 @@ class RunGroup:
     listeners: Listeners | None
     preparation: Preparation
     saving: Saving
-    changed: ChangedAttributes = field(default_factory=ChangedAttributes, init=False)
-    """What the run has changed of its modules beside tensors."""
     _joins: bool = field(default=False, init=False)
     """Whether this worker has yet to take over what the others have changed."""
     _formed_at: int | None = field(default=None, init=False)
@@ -50,16 +47,6 @@ class RunGroup:
     """What the loop's own states were where the run goes on, should it go back."""
     _then: tuple[Replica, Then, int] | None = field(default=None, init=False)
     """What the run had changed there, after how many steps, and on what; None on a worker that joins."""
-
-    def __post_init__(self) -> None:
-        self.saving.wrote = self._note_saved
-
-    def _note_saved(self, number: int) -> None:
-        """Note what the run has changed where it was saved."""
-        state, there = self.core.state, list[int]()
-        with suppress(OSError):  # whoever writes there says so
-            there = folder.steps(state.options.out)
-        self.changed.note_saved(number, state.replica.model, state.task, there)
 
     def take_snapshot(self) -> None:
         """Send this worker's part of the state to its neighbour, where that is done.
@@ -111,9 +98,9 @@ class RunGroup:
         """Prepare for the group that has formed, with what the replica of the one before was made of."""
         task = self.core.state.task
         if before is not None:
-            self.changed.keep(before.model, task)
+            self.core.changed.keep(before.model, task)
         replica = self.preparation.prepare_group(before)
-        self.changed.put_back(replica.model, task)
+        self.core.changed.put_back(replica.model, task)
         return replica
 
     def enter_group(self, position: Position, replica: Replica) -> None:
@@ -121,7 +108,7 @@ class RunGroup:
         state = self.core.state
         state.replica_or_none = replica
         computes = replica.placement.computes
-        self.changed.agree(state.world, replica.model, state.task, joins=self._joins, computes=computes)
+        self.core.changed.agree(state.world, replica.model, state.task, joins=self._joins, computes=computes)
         self._joins, self._then = False, None
         self.core.loop.guard.watch(replica)
         self.core.loop.body.enter_group()
@@ -153,7 +140,9 @@ class RunGroup:
             **self.core.history.state(),
             "data": None if data is None else (DataFacts.of(data[0]), data[1]),
             "options": self.core.loop.body.options_then,
-            "changed": self.changed.now(state.replica.model, state.task) if self._knows_changes else None,
+            "changed": self.core.changed.now(state.replica.model, state.task)
+            if self._knows_changes
+            else None,
             FROZEN: frozen_names(state.replica.model) if state.replica.whole else None,
         }
 
@@ -196,7 +185,7 @@ class RunGroup:
         if source.kind == CHECKPOINT:
             saved = resuming.load(replica, state.options, state.world, state.emit)
             self._states = saved.states
-            self._agree_then(replica, source, saved.position.number)
+            self._agree_then(replica, source, saved.position.number, saved.changed)
             return saved.position
         self._states = self._states_at(source)
         if source.kind != BEGINNING:
@@ -213,20 +202,24 @@ class RunGroup:
         self._agree_then(replica, source, source.position.number)
         return source.position
 
-    def _agree_then(self, replica: Replica, source: StateSource, number: int) -> None:
+    def _agree_then(
+        self, replica: Replica, source: StateSource, number: int, saved: Then | None = None
+    ) -> None:
         """Learn what the run had changed beside tensors where it goes on from; all workers call it."""
         self._then = None
         if source.kind == WORKERS:
             return
         state, mine = self.core.state, None
         if source.kind == CHECKPOINT:
-            mine = self.changed.saved_at(number)
+            mine = self.core.changed.saved_at(number)
         elif source.kind == SNAPSHOTS and (snapshot := self.core.sharded.snapshot_at(number)) is not None:
             mine = snapshot.shared["changed"]
         joins = state.waits_to_join or self._joins
         computes = replica.placement.computes
-        then = self.changed.agree_then(
-            state.world, replica.model, state.task, None if joins else mine, computes=computes
+        if saved is not None and computes:
+            saved, _ = self.core.changed.from_saved(saved, replica.model, state.task)
+        then = self.core.changed.agree_then(
+            state.world, replica.model, state.task, None if joins else mine, saved, computes=computes
         )
         if computes and not joins:
             self._then = replica, then, number
@@ -261,7 +254,7 @@ class RunGroup:
         """Have them, and attributes, be what they were where the state comes from that was loaded last."""
         if self._then is not None:
             replica, then, number = self._then
-            self.changed.set_back(replica.model, self.core.state.task, then, number)
+            self.core.changed.set_back(replica.model, self.core.state.task, then, number)
             self._then = None
         if self.core.loop.registered:
             self.core.loop.registered.load(self._states)

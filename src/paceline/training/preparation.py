@@ -24,6 +24,7 @@ from paceline.strategies.precision import Precision
 from paceline.strategies.replica import Replica
 from paceline.strategies.structure import Structure
 from paceline.training import resuming
+from paceline.training.changed_attributes import Then
 from paceline.training.checks.same_model import made_alike
 from paceline.training.core import EngineCore
 from paceline.training.frozen import KEY as FROZEN
@@ -52,6 +53,8 @@ class Preparation:
     """What a loop of the user's own holds."""
     lacks_groups: bool = field(default=False, init=False)
     """Whether the optimizer of a resumed run has yet to get groups that the function, or the checkpoint, gives it."""
+    _changed: Then | None = field(default=None, init=False)
+    """What a resumed run had changed beside tensors, until it goes on."""
 
     def prepare(
         self,
@@ -151,6 +154,7 @@ class Preparation:
         self.core.journal.resume(saved.meta)
         state.started_at = state.position.number
         self.core.history.load_saved(saved.outcomes or [])
+        self._changed = saved.changed
         self.freeze()
         self._note_new(self.core.loop.registered.resume(saved.states))
         state.stand_at(state.position)
@@ -172,7 +176,19 @@ class Preparation:
         self.core.loop.registered.resume(saved.states)
         state.meta[FROZEN] = saved.meta.get(FROZEN)
         self.freeze()
+        self.set_changed()
         self.core.loop.guard.watch(state.replica)
+
+    def set_changed(self) -> None:
+        """Have modules and task be set as they were where the run was saved; all workers call it, where the run goes on."""
+        state, then, self._changed = self.core.state, self._changed, None
+        if then is None:
+            return
+        replica, number = state.replica, state.position.number
+        for text in self.core.changed.go_on(
+            state.world, replica.model, state.task, then, number, computes=replica.placement.computes
+        ):
+            state.emit(Note(text=text))
 
     def freeze(self) -> None:
         """Have that train which did where the run was saved: the loop's code may have changed it at a step before."""

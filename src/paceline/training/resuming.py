@@ -11,7 +11,7 @@ from typing import Any
 from torch import Tensor
 
 from paceline.checkpoint.compare import check_fits
-from paceline.checkpoint.manifest import Manifest, newest_readable
+from paceline.checkpoint.manifest import EXTRA_STATE, Manifest, newest_readable
 from paceline.checkpoint.read import unusable
 from paceline.checkpoint.store import Checkpoints, Found, find_newest
 from paceline.errors import CheckpointError, InputError
@@ -19,9 +19,11 @@ from paceline.observe import CheckpointDamaged, Event
 from paceline.recovery.position import Position
 from paceline.state.chunks import MODEL, ChunkBounds, TensorMeta
 from paceline.strategies.replica import Replica
+from paceline.training.changed_attributes import Then, read_saved
 from paceline.training.checks.epoch_starts import KEY as STREAM
 from paceline.training.folder import CHECKPOINTS
 from paceline.training.options import RunOptions
+from paceline.training.saved_attributes import KEY as CHANGED
 from paceline.training.user_loop.call_history import KEY as OUTCOMES
 from paceline.training.user_loop.loop_state import KEY, Values
 from paceline.world import World, all_gather_object
@@ -39,6 +41,8 @@ class Resumed:
     """What was measured between calls of `run.steps`; None where nothing was, or where it was not kept."""
     epoch_start: dict[str, Any] | None
     """What the stream's epoch began with, if it was saved in the middle of one."""
+    changed: Then | None
+    """What the run had changed beside tensors; None in a checkpoint that does not say."""
 
 
 def newest_meta(options: RunOptions) -> dict[str, Any]:
@@ -71,7 +75,16 @@ def load(replica: Replica, options: RunOptions, world: World, emit: Callable[[Ev
         extra_state.get(KEY, {}),
         extra_state.get(OUTCOMES),
         extra_state.get(STREAM),
+        _changed(found),
     )
+
+
+def _changed(found: Found) -> Then | None:
+    try:
+        return read_saved(found.extra_state.get(CHANGED))
+    except (LookupError, TypeError, ValueError, AttributeError, RuntimeError) as error:
+        reason = f"{EXTRA_STATE}: {CHANGED} is not what a run writes ({' '.join(str(error).split())})"
+        raise unusable(found.path, CheckpointError(reason)) from error
 
 
 def _check_answer(out: Path, options: RunOptions, meta: Mapping[str, Any]) -> None:

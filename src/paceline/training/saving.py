@@ -28,6 +28,7 @@ from paceline.training.frozen import KEY as FROZEN
 from paceline.training.frozen import frozen_names
 from paceline.training.horizon import KEY as HORIZON
 from paceline.training.preparation import Preparation
+from paceline.training.saved_attributes import KEY as CHANGED
 from paceline.training.scoring import Scoring
 from paceline.training.turns import KEY as TURNS
 from paceline.training.user_loop.call_history import KEY as OUTCOMES
@@ -52,8 +53,6 @@ class Saving:
     """What else is to be called on the worker that has committed a checkpoint, with its step and its folder."""
     first: Callable[[], None] = field(default=lambda *_: None, init=False)
     """What is to be called on each worker before it begins to write a checkpoint."""
-    wrote: Callable[[int], None] = field(default=lambda *_: None, init=False)
-    """What is to be called on each worker when a checkpoint was written, with its step."""
     _asked: bool = field(default=False, init=False)
     """Whether the loop has asked for a checkpoint in a body that has not ended."""
 
@@ -172,7 +171,10 @@ class Saving:
             raise fault.error()
         self.saved_at, self._asked = state.position, False
         self.core.sharded.note_checkpoint(state.position, self.core.journal.state)
-        self.wrote(state.position.number)
+        there = list[int]()
+        with suppress(OSError):  # whoever writes there says so
+            there = folder.steps(state.options.out)
+        self.core.changed.note_saved(state.position.number, state.replica.model, state.task, there)
 
     def _write(self, saver: Saver, *, last: bool) -> Fault:
         """Write this worker's part with all others; return what went wrong, the same on all.
@@ -201,6 +203,10 @@ class Saving:
                 more[OUTCOMES] = self.core.history.outcomes.state()
             if (began := state.epoch_starts.at(state.position)) is not None:
                 more[STREAM] = began
+            computes = replica.placement.computes
+            changed = self.core.changed.to_save(world, replica.model, state.task, computes=computes)
+            if changed is not None:
+                more[CHANGED] = changed
             return saver.save(
                 world,
                 replace(held, extra_state={**held.extra_state, **more}),

@@ -203,6 +203,7 @@ def test_a_file_that_is_something_else_is_refused(folder: Path, content: bytes) 
         ({"scheduler": {"last_epoch": "x"}}, "scheduler: last_epoch is a str, but must be a number"),
         ({"scaler": 5}, "scaler is a int, but must be a dict"),
         ({"between": 7}, "between is a int, but must be a list"),
+        ({"changed": 7}, "changed is a int, but must be a dict"),
         ({"stream": 7}, "stream is a int, but must be a dict"),
         ({"stream": {"began": 7}}, "stream: began is a int, but must be text"),
         ({"stream": {"began": ""}}, "stream: last is missing"),

@@ -137,6 +137,6 @@ _SWITCHES = (bool, str)
 
 def _switched(what: str, number: int) -> str:
     return (
-        f"loss() or a hook switched {what} in step {number}. A worker without a sample there and a resumed run do not see "
-        "that: switch it in every call of loss(), by task.steps_done."
+        f"loss() or a hook switched {what} in step {number}. A worker without a sample there does not see that, and a "
+        "resumed run only where all workers did: switch it in a hook, or in every call of loss(), by task.steps_done."
     )

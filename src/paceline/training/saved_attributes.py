@@ -1,0 +1,119 @@
+"""What a checkpoint holds of attributes that a run has changed: plain values, and functions by their names.
+
+Nothing of it is unpickled, and a name stands for what this process has loaded already: functions and classes of the user's own
+files, and torch's mathematics.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from types import BuiltinFunctionType, FunctionType, MethodType
+from typing import Any
+
+import torch
+from torch.nn import functional
+
+from paceline.task import Task
+from paceline.training.attribute_values import FunctionCopy, Unordered, known
+from paceline.training.task_folder import is_users
+
+KEY = "changed"
+"""Where a checkpoint's extra state holds it."""
+
+
+@dataclass(frozen=True)
+class Absent:
+    """Stands for the value of an attribute that is not there."""
+
+
+ABSENT = Absent()
+
+
+class AnObjectsError(Exception):
+    """What is to be saved is a method of an object that nobody compares: a file's `write`, a logger's `info`."""
+
+
+def encoded(copy: Any) -> Any:
+    """Return the copy of a value as numbers, text and lists; what is none of those as a list of its kind and its parts."""
+    if copy is None or isinstance(copy, bool | int | float | str):
+        return copy
+    if isinstance(copy, FunctionCopy):
+        bound = getattr(copy.value, "__self__", None)
+        if isinstance(copy.value, MethodType | BuiltinFunctionType) and not _is_known(bound):
+            raise AnObjectsError
+        return ["function", [copy.name, copy.digest]]
+    if isinstance(copy, Unordered):
+        return [copy.kind.__name__, [encoded(one) for one in copy.members]]
+    if isinstance(copy, dict):
+        return ["dict", [[encoded(name), encoded(one)] for name, one in copy.items()]]
+    if isinstance(copy, tuple | list):
+        return [type(copy).__name__, [encoded(one) for one in copy]]
+    return [type(copy).__name__, [copy.hex() if isinstance(copy, bytes) else str(copy)]]
+
+
+def decoded(value: Any) -> Any:
+    """Return the copy that was encoded; raise ValueError, TypeError or LookupError where it was not."""
+    if value is None or type(value) in (bool, int, float, str):
+        return value
+    kind, parts = value
+    if kind == "dict":
+        return {decoded(name): decoded(one) for name, one in parts}
+    return _MADE_OF[kind]([decoded(one) for one in parts])
+
+
+def _function(parts: list[Any]) -> FunctionCopy:
+    name, digest = parts
+    found = _found(str(name))
+    return FunctionCopy(str(name), str(digest), None) if found is None else FunctionCopy(*known(found), found)
+
+
+def _dtype(parts: list[Any]) -> torch.dtype:
+    found = getattr(torch, str(parts[0]).removeprefix("torch."))
+    if not isinstance(found, torch.dtype):
+        raise TypeError(f"{parts[0]!r:.60} is no dtype")
+    return found
+
+
+_MADE_OF: dict[str, Callable[[list[Any]], Any]] = {
+    "Absent": lambda _: ABSENT,
+    "bytes": lambda parts: bytes.fromhex(parts[0]),
+    "complex": lambda parts: complex(parts[0]),
+    "device": lambda parts: torch.device(parts[0]),
+    "dtype": _dtype,
+    "frozenset": lambda parts: Unordered(frozenset, parts),
+    "function": _function,
+    "list": list,
+    "set": lambda parts: Unordered(set, parts),
+    "tuple": tuple,
+}
+
+
+def _is_known(bound: Any) -> bool:
+    """Return whether what a method belongs to stands for no object of its own: a class, a module, torch."""
+    return (
+        bound is None
+        or isinstance(bound, torch.nn.Module | Task)
+        or hasattr(bound, "__name__")
+        or type(bound).__module__.partition(".")[0] == "torch"
+    )
+
+
+def _found(name: str) -> Any:
+    """Return the function or class of that name; None where it is not loaded, or is somebody else's."""
+    last = name.rpartition(".")[2]
+    for one in (getattr(torch, last, None), getattr(functional, last, None), getattr(torch.nn, last, None)):
+        computes = isinstance(one, BuiltinFunctionType) and hasattr(torch.Tensor, last)
+        is_layer = isinstance(one, type) and issubclass(one, torch.nn.Module)
+        of_torch = getattr(one, "__module__", None) in (functional.__name__, "torch._C._nn")
+        if (computes or of_torch or is_layer) and known(one)[0] == name:
+            return one
+    home, found = name, None
+    while home and not (home in sys.modules and is_users(home)):
+        home = home.rpartition(".")[0]
+    if home:
+        found = sys.modules[home]
+        for part in name[len(home) + 1 :].split("."):
+            found = vars(found).get(part) if hasattr(found, "__dict__") else None
+    return found if isinstance(found, FunctionType | type) and known(found)[0] == name else None

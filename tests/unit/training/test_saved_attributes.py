@@ -1,0 +1,150 @@
+"""What a run has changed beside tensors is in its checkpoints, as plain values, and is set where a run goes on from one."""
+
+from __future__ import annotations
+
+import io
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from paceline.errors import InputError
+from paceline.task import Task
+from paceline.training.attribute_values import copied, held_back, opened, same
+from paceline.training.changed_attributes import ChangedAttributes, Then, read_saved
+from paceline.training.saved_attributes import decoded, encoded
+from paceline.world import alone
+from tests.unit.training.test_changed_attributes import Net, begun, change
+
+
+def halve(value: Any) -> Any:
+    """Do what a loop decides on."""
+    return value * 0.5
+
+
+def stored(value: Any) -> Any:
+    """Return a value as a checkpoint gives it back."""
+    file = io.BytesIO()
+    torch.save(value, file)
+    file.seek(0)
+    return torch.load(file, weights_only=True)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        *(None, True, 3, 0.1, float("nan"), "text", 1j, b"\x00\xff", torch.float16, torch.device("cpu")),
+        *((1, [2, {"a": {3, (4, "b")}}]), frozenset({1}), {1: None, "b": (2, "x")}),
+        *(torch.relu, torch.tanh, F.gelu, F.relu, nn.GELU, halve, Net),
+    ],
+)
+def test_values_go_into_a_checkpoint_and_come_back(value: Any) -> None:
+    (copy,) = copied(value) or (...,)
+    back = decoded(stored(encoded(copy)))
+    assert same(back, copy)
+    assert repr(opened(back)) == repr(value)
+
+
+@pytest.mark.parametrize(
+    "name", ["os.system", "torch.load", "torch.hub.load", "builtins.exec", "posix.system", "no.such", ""]
+)
+def test_other_functions_are_not_looked_up(name: str) -> None:
+    assert held_back(decoded(["function", [name, ""]])) is not None
+
+
+@pytest.mark.parametrize(
+    "entry",
+    [{}, {"alike": 3, "others": []}, {"alike": [["a", "__class__", 1, 2]], "others": []}]
+    + [{"alike": [["a", "b", 1, value]], "others": []} for value in ([], ["os", []], ["dtype", ["load"]])],
+)
+def test_what_no_run_writes_is_refused(entry: Any) -> None:
+    with pytest.raises((LookupError, TypeError, ValueError, AttributeError)):
+        read_saved(entry)
+
+
+def saved(changed: ChangedAttributes, net: nn.Module, task: Task | None = None) -> Then:
+    """Return what a checkpoint of a run of one worker gives back."""
+    then = read_saved(stored(changed.to_save(alone(), net, task, computes=True)))
+    assert then is not None
+    return then
+
+
+def go_on(then: Then, net: nn.Module, task: Task | None = None) -> tuple[ChangedAttributes, list[str]]:
+    """Begin another run with it."""
+    changed = ChangedAttributes()
+    changed.begin(net, task)
+    return changed, changed.go_on(alone(), net, task, then, 6, computes=True)
+
+
+def test_a_run_goes_on_with_what_was_changed_and_saves_it_again() -> None:
+    net, changed = begun()
+    assert changed.to_save(alone(), net, None, computes=True) is None
+    change(net)
+    net.lazy(torch.ones(1, 3))
+    then = saved(changed, net)
+    other = Net()
+    changed, texts = go_on(then, other)
+    assert (other.drop.p, other.act, other.also, other.new) == (0.5, torch.relu, {"a": [2]}, 1)
+    assert not any(one.training for one in other.modules())
+    assert not texts
+    third = Net()
+    go_on(saved(changed, other), third)
+    assert (third.drop.p, third.act) == (0.5, torch.relu)
+
+
+def test_what_a_start_is_given_anew_stays_and_is_told() -> None:
+    task, net = Task(), Net()
+    task.rate = 0.1  # type: ignore[attr-defined]
+    changed = ChangedAttributes()
+    changed.begin(net, task)
+    task.rate, net.drop.p = 0.05, 0.5  # type: ignore[attr-defined]
+    then = saved(changed, net, task)
+    task, net = Task(), Net()
+    task.rate = 0.2  # type: ignore[attr-defined]
+    _, texts = go_on(then, net, task)
+    assert (task.rate, net.drop.p) == (0.2, 0.5)  # type: ignore[attr-defined]
+    assert texts == [
+        "rate of the task was changed in the run from 0.1 to 0.05, but this start begins with 0.2, which stays."
+    ]
+
+
+def closure(net: Net) -> None:
+    factor = 2
+    net.act = lambda value: value * factor
+
+
+def hook(net: Net) -> None:
+    net.drop.register_forward_hook(lambda *given: given[-1] * 0.5)
+
+
+def layer(net: Net) -> None:
+    net.drop = nn.Identity()  # type: ignore[assignment]
+
+
+@pytest.mark.parametrize(
+    ("act", "says"),
+    [
+        (closure, r"^act of the model was set in the run to .*lambda.*, but this start makes it with torch"),
+        (hook, r"^drop was given other hooks in the run .*, but this start makes it with none"),
+        (layer, r"^drop was replaced in the run and is a Identity by now, but this start makes it a Dropout"),
+    ],
+)
+def test_what_cannot_be_set_is_refused_unless_it_is_so_already(act: Any, says: str) -> None:
+    net, changed = begun()
+    act(net)
+    then = saved(changed, net)
+    with pytest.raises(InputError, match=says):
+        go_on(then, Net())
+    other = Net()
+    act(other)
+    go_on(then, other)
+
+
+def test_a_method_of_an_object_is_left_alone() -> None:
+    net, changed = begun()
+    net.seen = io.StringIO().write
+    then = saved(changed, net)
+    assert not then.changes
+    go_on(then, Net())
