@@ -119,7 +119,7 @@ class CollectingStream(Stream):
 
 @pytest.mark.parametrize("dataset", [Collecting(16), CollectingStream(16)])
 def test_garbage_is_taken_down_where_it_was_made(dataset: Any, tmp_path: Path) -> None:
-    loader = loader_of(dataset, num_workers=1, owned=range(1))
+    loader = loader_of(dataset, num_workers=1)
     gc.collect()
     gc.disable()
     try:
@@ -135,7 +135,7 @@ def test_garbage_is_taken_down_where_it_was_made(dataset: Any, tmp_path: Path) -
 
 @pytest.mark.parametrize("error", [TwoPartError("box", 3), KeyError("missing")])
 def test_an_error_keeps_its_type_message_and_notes(error: Exception) -> None:
-    loader = loader_of(Faulty(20, bad=13, error=error), num_workers=1, owned=range(1))
+    loader = loader_of(Faulty(20, bad=13, error=error), num_workers=1)
     with pytest.raises(type(error)) as caught:
         list(loader.epoch(0))
     loader.close()
@@ -155,7 +155,7 @@ class Dying(Squares):
 
 
 def test_a_loading_process_that_is_killed_is_named() -> None:
-    loader = loader_of(Dying(20), num_workers=1, owned=range(1))
+    loader = loader_of(Dying(20), num_workers=1)
     with pytest.raises(
         LoadingProcessError, match=r"^its loading process 0 \(pid \d+\) was killed by SIGKILL$"
     ):
@@ -184,7 +184,7 @@ class StreamOfPids(Stream):
 def test_a_stream_is_read_ahead_by_one_process() -> None:
     inside = combined(Stream(21), workers=1)
     assert combined(StreamOfPids(21), workers=2, num_workers=2) == inside
-    loader = loader_of(Stream(64), num_workers=1, owned=range(1))
+    loader = loader_of(Stream(64), num_workers=1)
     next(loader.epoch(0))
     resumed = [comparable(step) for step in loader.epoch(1, 5)]
     loader.close()
