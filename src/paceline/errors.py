@@ -21,6 +21,7 @@ Each message gives the fact, the cause, and what to do next.
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterable
 
 
@@ -100,3 +101,8 @@ class CallTimeoutError(RemoteError):
 
 class CallRefusedError(RemoteError):
     """A call named what is not registered, or did not carry the run's secret."""
+
+
+def in_one_line(text: str) -> str:
+    """Return an error's words for a terminal, with the control characters of what they quote spelled out."""
+    return re.sub(r"[\x00-\x1f\x7f-\x9f]", lambda found: repr(found[0])[1:-1], text)

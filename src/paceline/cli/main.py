@@ -11,6 +11,9 @@ WORKING = ("train", "run", "verify", "chaos", "collectives", "doctor", "rollouts
 
 def run() -> NoReturn:
     """Run the command line and exit with its status."""
+    from paceline.world import standard_streams
+
+    standard_streams.fill()
     try:
         status = _command(sys.argv[1:])
         sys.stdout.flush()
@@ -104,6 +107,7 @@ def _start_early(arguments: list[str]) -> None:
         return
     from paceline.world import env
 
+    env.working_folder()  # torch's libraries do not load where it is gone, and say so in words of their own
     if env.read("RANK") is None and env.mpi_rank() is None and not _is_task(arguments):
         from paceline.launch.workers import fork_server as forkserver
 
@@ -161,13 +165,20 @@ def _join_slurm(arguments: list[str]) -> None:
 
 
 def _usage(error: Exception) -> int:
-    """Show what is wrong with the arguments as one line; anything else is ours and shown whole."""
+    """Show what is wrong with the arguments, or the folder, as one line; anything else is ours and shown whole."""
+    from paceline.cli.refusal import refuse
+    from paceline.errors import InputError
+    from paceline.world import env
+
     message = getattr(error, "format_message", None)
     if message is None:
+        try:
+            env.working_folder()
+        except InputError as deleted:
+            refuse(f"error: {deleted}")
+            return deleted.exit_status
         raise error
     context = getattr(error, "ctx", None)
     name = context.command_path if context is not None else "paceline"
-    from paceline.cli.refusal import refuse
-
     refuse(f"error: {message()} See {name} --help.")
     return 2

@@ -7,7 +7,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from paceline import documents
-from paceline.errors import WorkerFailedError
+from paceline.errors import WorkerFailedError, in_one_line
 from paceline.launch.base import Outcome
 from paceline.launch.failures import WorkerFailure
 
@@ -21,7 +21,7 @@ def report(outcome: Outcome) -> int:
     if outcome.interrupted is not None:
         _say(outcome.farewell)
     elif failure is not None and failure.kind in ("input", "disk"):
-        _say(f"error: {failure.message}")
+        _say(in_one_line(f"error: {failure.message}"))
     elif failure is not None and failure.kind == "hang":
         _say(f"\n{failure.message}")  # it says who and where by itself
     elif failure is not None:

@@ -15,7 +15,7 @@ import struct
 import sys
 import time
 
-from paceline.errors import InputError
+from paceline.errors import InputError, in_one_line
 from paceline.world import env
 
 _SPOKEN = b"."
@@ -33,7 +33,7 @@ def refuse(text: str) -> None:
             if _has_spoken(name):
                 return
             taken = None
-        print(text, file=sys.stderr, flush=True)  # noqa: T201
+        print(in_one_line(text), file=sys.stderr, flush=True)  # noqa: T201
         if taken is not None:
             _wait(taken, others)
 

@@ -5,9 +5,11 @@ from __future__ import annotations
 import gc
 import os
 import signal
+import traceback
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from multiprocessing import synchronize
 from typing import Any
 
 import torch
@@ -18,7 +20,7 @@ from paceline.compat.parent_death import die_with_parent
 from paceline.data.failures import LoaderFailure
 from paceline.data.permutation import Indices
 from paceline.data.reading import Reader
-from paceline.errors import LoadingProcessError
+from paceline.errors import InputError, LoadingProcessError
 
 GOING_S = 1.0
 """How long a process may take to be gone after its sockets are."""
@@ -63,7 +65,7 @@ class LoadingProcesses:
         if not self._persistent:
             self.close()
         self._sampler.upcoming = micro_batches
-        with _garbage_stays_here():
+        with _starting():
             self._iterator = iter(self._loader)
         yield from _unpacked(self._iterator)
 
@@ -84,7 +86,7 @@ class StreamProcess:
         """Yield from `items()`, called and run in the loading process."""
         self.close()
         loader = _loader(_RemoteIterable(items), self._options, sampler=None, persistent=False)
-        with _garbage_stays_here():
+        with _starting():
             self._iterator = iter(loader)
         yield from _unpacked(self._iterator)
 
@@ -95,14 +97,22 @@ class StreamProcess:
 
 
 @contextmanager
-def _garbage_stays_here() -> Iterator[None]:
-    """Have processes that are forked meanwhile take down nothing that is garbage in this one.
+def _starting() -> Iterator[None]:
+    """Have processes that are forked meanwhile take down nothing that is garbage in this one; say where their locks have no room.
 
     The communicators of a group that is no more wait for their threads when they are taken down, and a forked process has none.
     """
     gc.freeze()
     try:
         yield
+    except OSError as error:
+        if [*traceback.walk_tb(error.__traceback__)][-1][0].f_code.co_filename != synchronize.__file__:
+            raise
+        raise InputError(
+            f"loading processes (--num-workers) cannot be started: their locks lie in /dev/shm ({error.strerror}). Enlarge it: "
+            "mount -o remount,size=4g /dev/shm, or --shm-size=4g for a container; paceline doctor looks at it. Or leave "
+            "--num-workers out."
+        ) from error
     finally:
         gc.unfreeze()
 

@@ -50,6 +50,8 @@ class WorkerFailure:
     trace: str = ""
     step: int | None = None
     """The step it happened in, where it is known."""
+    between: bool = False
+    """Whether it happened before that step was begun."""
     shards: tuple[int, ...] = ()
     """The shards of that step which ended another worker before, where they did."""
 
@@ -67,10 +69,22 @@ class WorkerFailure:
         """Return in one clause what happened."""
         if self.kind in ("signal", "exit", "hang"):
             return self.message
+        if self.kind == "peer":  # the fact alone: what the user could do, the launcher does
+            return f"stopped: {next(iter(self.message.splitlines()), '').partition('. ')[0].rstrip('.')}"
         return "failed" if self.trace else f"stopped: {self.message}"
 
+    def place(self) -> str:
+        """Return in a few words where in the run it happened; empty where that is not known."""
+        if self.step is None:
+            return ""
+        if not self.between:
+            return f" in step {self.step}"
+        return f" after step {self.step - 1}" if self.step else " before step 0"
 
-def from_exception(error: BaseException, rank: int, host: str, step: int | None = None) -> WorkerFailure:
+
+def from_exception(
+    error: BaseException, rank: int, host: str, step: int | None = None, *, between: bool = False
+) -> WorkerFailure:
     """Describe an exception that ended a worker."""
     known = (
         ("disk", DiskFaultError | RecordsError),
@@ -89,6 +103,7 @@ def from_exception(error: BaseException, rank: int, host: str, step: int | None 
         message=f"{type(error).__name__}: {text_of(error)}",
         trace=user_traceback(error),
         step=step,
+        between=between,
     )
 
 

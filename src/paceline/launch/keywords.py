@@ -49,7 +49,7 @@ class LaunchOptions(TypedDict, total=False):
     rebalance: bool
     nodes: int | str
     rendezvous: str | None
-    lead: bool
+    lead: bool | None
     secret_file: str | None
     join_timeout: float
     machine_timeout: int

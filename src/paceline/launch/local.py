@@ -86,7 +86,7 @@ class LocalLauncher:
                 call=spec.call,
                 threads=threads,
                 environment=environment,
-                folder=str(Path.cwd()),
+                folder=env.working_folder(),
                 search_path=forkserver.search_path(),
                 neighbours=neighbours,
                 arguments=spec.arguments or list(sys.argv),

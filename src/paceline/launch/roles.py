@@ -42,7 +42,7 @@ def launch_roles(
     timeout_s: float = 60.0,
     nodes: int = 1,
     rendezvous: str | None = None,
-    lead: bool = False,
+    lead: bool | None = None,
     secret_file: str | None = None,
     join_timeout: float = RunOptions.join_timeout,
     machine_timeout: int = RunOptions.machine_timeout,

@@ -8,6 +8,7 @@ from paceline.transport.addresses import at
 from paceline.transport.runtime_folder import RuntimeFolder
 from paceline.transport.secret import Secret
 from paceline.transport.store_server import StoreServer
+from paceline.world import ended
 from paceline.world.interfaces import family
 
 
@@ -33,6 +34,10 @@ class MeetingPoint:
     def address(self, host: str) -> str:
         """Return where workers reach the store that reach this machine as `host`."""
         return self._server.address if self._remote_port is None else f"tcp://{at(host, self._remote_port)}"
+
+    def note_ended(self, rank: int, host: str) -> None:
+        """Tell workers that wait for this one in a call of theirs."""
+        self._server.set(ended.KEY, ended.word(rank, host))
 
     def close(self) -> None:
         """Stop serving, and release the port."""

@@ -387,6 +387,8 @@ class Supervisor:
             failure = failures.from_status(status, entry.rank, self._nodes[entry.node].host, step)
             failure = dataclasses.replace(failure, message=f"was lost: {why.rstrip('.')}") if why else failure
         if failure is None:
+            if isinstance(self._plan.jobs[0].call, ScriptCall):
+                self._scheduler.note_ended(entry.rank, self._nodes[entry.node].host)
             self._do(self._membership.ended(number))
         else:
             self._lost(entry, dataclasses.replace(failure, rank=entry.rank))
@@ -400,8 +402,7 @@ class Supervisor:
     def _announce(self, entry: RosterEntry, failure: WorkerFailure) -> None:
         """Queue the message that the user's code failed on a worker, with its traceback, for when the run goes on."""
         host = self._nodes[entry.node].host if self._nodes.get(entry.node) is not None else failure.host
-        where = "" if failure.step is None else f" in step {failure.step}"
-        reason = f"{failure.cause()}{where}, which is tried once more"
+        reason = f"{failure.cause()}{failure.place()}, which is tried once more"
         self._announcements.add(WorkerLost(failure.rank, host, reason, failure.step, failure.trace))
 
     def _lost(self, entry: RosterEntry, failure: WorkerFailure) -> None:
@@ -550,7 +551,9 @@ class Supervisor:
         out = self._plan.out
         saved = out is not None and run_folder.has_run(out)
         how = "from the last checkpoint" if saved else "from the beginning"
-        self._tell(Note(text=f"no worker is left ({failure.cause()}): starting over {how}."))
+        self._tell(
+            Note(text=f"no worker is left (rank {failure.rank} {failure.cause()}): starting over {how}.")
+        )
         for node in self._nodes:
             node.pool.restart()
         self._roster.clear()

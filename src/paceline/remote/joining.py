@@ -21,8 +21,10 @@ from paceline.remote.opening import JOIN_S, TIMEOUT_S, open_session
 from paceline.remote.reach import LOOPBACK
 from paceline.remote.session import Session
 from paceline.world import env
+from paceline.world.ended import Lookout
 from paceline.world.env import Identity
-from paceline.world.join import meet, of_launch
+from paceline.world.join import meet, of_launch, telling_of_a_wait
+from paceline.world.presence import Presence
 
 _meetings = itertools.count()
 
@@ -81,11 +83,20 @@ def enter(
         )
     reach.check(interface)
     met = meet(identity, timedelta(seconds=JOIN_S))
-    store: Store = PrefixStore(f"{of_launch(identity)}/roles-{next(_meetings)}", met)
+    number = next(_meetings)
+    store: Store = PrefixStore(f"{of_launch(identity)}/roles-{number}", met)
+    presence = Presence(identity, f"join {number + 1}")
+    try:
+        with telling_of_a_wait(identity, JOIN_S, presence):
+            presence.arrive(met, JOIN_S)
+    except BaseException as error:
+        presence.leave(error)
+        raise
     given = secret.encode() if isinstance(secret, str) else secret
     session = open_session(
         store, identity.rank, roles, given or _told(told or ""), interface=interface, timeout_s=timeout_s
     )
+    session.find_ended = Lookout(met, identity).find
     session.keeps.append(met)  # torch's half of a store does not keep Python's
     return session
 

@@ -7,6 +7,7 @@ import os
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from paceline.errors import InputError, PacelineError
@@ -43,6 +44,8 @@ class Session:
         self._open = True
         self.keeps: list[object] = []
         """What is to live as long as the session."""
+        self.find_ended: Callable[[], tuple[int, str] | None] = lambda: None
+        """Return the rank of a process that has ended without a word, and its machine."""
         self._on_close: list[Callable[[], None]] = []
         self._on_loss: list[Callable[[str], None]] = []
 
@@ -102,6 +105,9 @@ class Session:
             # One question for all: a worker that only serves asks from its first moment to the end of the run.
             if self._store.check([f"closed/{rank}" for rank in others]):
                 return
+            ended = self.find_ended()
+            if ended is not None and ended[0] in others:
+                self.note_lost(self.roles.names[ended[0]])
             time.sleep(pause)
             pause = min(1.2 * pause, _LONGEST_PAUSE_S)
             others = [rank for rank in others if self.roles.names[rank] not in self._lost]
@@ -130,11 +136,13 @@ class Session:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        """Close; after an exception nobody is waited for."""
+        """Close; after an exception nobody is waited for, and no other waits for this worker."""
         if kind is None:
             self.close()
-        else:
-            self.abandon()
+            return
+        with suppress(RuntimeError, PacelineError):  # the store is gone with whoever keeps it
+            self._store.set(f"closed/{self.rank}", "")
+        self.abandon()
 
 
 def refuse_second() -> None:

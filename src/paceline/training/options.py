@@ -242,9 +242,10 @@ class RunOptions(Options):
         metavar="HOST:PORT",
         marks=(PER_MACHINE, NOT_COMPARED),
     )
-    lead: bool = option(
-        False,
-        "Lead, though the rendezvous is no address of this machine but of a service that leads to it.",
+    lead: bool | None = option(
+        None,
+        "Lead, though the rendezvous is no address of this machine but of a service that leads to it; --no-lead: do not, though "
+        "it is one, of a tunnel's.",
         MACHINES,
         marks=(PER_MACHINE, NOT_COMPARED),
     )

@@ -8,6 +8,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
 
+from paceline.world import standard_streams
+
 MAIN = "__main__"
 MAIN_ALIAS = "__mp_main__"
 """The name under which a worker imports the user's script, as multiprocessing does: `if __name__ == "__main__"` stays quiet."""
@@ -26,6 +28,7 @@ def check_importing() -> None:
     """Leave the user's script where a worker imports it: every call that starts workers begins with this."""
     if _importing:
         raise ReachedLaunch
+    standard_streams.fill()
 
 
 @contextmanager

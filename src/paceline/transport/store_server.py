@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Sequence
 
-from paceline.transport.key_value import KeyValueTable
+from paceline.transport.key_value import Asker, KeyValueTable
 from paceline.transport.router import Handlers, Peer, Router
 from paceline.transport.secret import Secret
 
@@ -19,7 +20,7 @@ class StoreServer:
         self, address: str, *, secret: Secret | None = None, refused: Callable[[int], None] = lambda _: None
     ) -> None:
         """Listen on `ipc://PATH`, or on `tcp://HOST:*` with the run's secret."""
-        self._table = KeyValueTable()
+        self._table, self._lock = KeyValueTable(), threading.Lock()
         handlers = Handlers(message=self._take, gone=self._forget, refused=refused)
         # Over a network a peer may go without a word.
         self._router = Router(
@@ -37,8 +38,19 @@ class StoreServer:
     def _take(self, peer: Peer, frames: list[bytes]) -> None:
         self.requests += 1
         number, *request = frames
-        for (asker, of), answer in self._table.take((peer, number), request):
-            self._router.send(asker, [of, *answer])
+        self._answer((peer, number), request)
+
+    def set(self, key: str, value: str) -> None:
+        """Store a value of the server's own."""
+        self._answer(None, [b"set", key.encode(), value.encode()])
+
+    def _answer(self, who: Asker | None, request: Sequence[bytes]) -> None:
+        with self._lock:
+            answers = self._table.take(who or (b"", b""), request)
+        for (asker, of), answer in answers:
+            if asker:
+                self._router.send(asker, [of, *answer])
 
     def _forget(self, peer: Peer, _: str) -> None:
-        self._table.forget(peer)
+        with self._lock:
+            self._table.forget(peer)

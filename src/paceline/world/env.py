@@ -238,6 +238,16 @@ def replace(variables: Mapping[str, str]) -> None:
     os.environ.update(variables)
 
 
+def working_folder() -> str:
+    """Return the folder that this process is in."""
+    try:
+        return str(Path.cwd())
+    except FileNotFoundError:
+        raise InputError(
+            "the working folder of this process has been deleted. Change (cd) into one that is there, and try again."
+        ) from None
+
+
 def host() -> str:
     """Return this machine's name."""
     return socket.gethostname()

@@ -133,7 +133,7 @@ def _met_others(
             "this process is already in a process group. Close that world before connecting again."
         )
     _choose_interface(identity)
-    with _telling_of_a_wait(identity, patience.timeout.total_seconds(), presence):
+    with telling_of_a_wait(identity, patience.timeout.total_seconds(), presence):
         met = store or meet(identity, patience.timeout)
         if isinstance(met, RunStore):
             interruption.on_raise(functools.partial(met.interrupt, broken))
@@ -143,7 +143,7 @@ def _met_others(
 
 
 @contextmanager
-def _telling_of_a_wait(
+def telling_of_a_wait(
     identity: Identity, timeout_s: float, presence: Presence | None = None
 ) -> Iterator[None]:
     """Print a line where the others do not come for long; two ranks do, for one of them may be who is missing."""

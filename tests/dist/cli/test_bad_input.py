@@ -206,3 +206,24 @@ def test_a_run_that_never_began_is_told_in_one_line(command, place):
     ended = command("train", "tasks.py:Good", "--strategy", "single", "--resume", "--out", "run")
     assert ended.err.startswith("error: --resume: there is no run in run."), ended.err
     assert (ended.status, ended.out, ended.err.count("\n")) == (2, "", 1), ended.err
+
+
+@pytest.mark.parametrize("command", ["train digits --steps 1", "export {there}"])
+def test_a_working_folder_that_has_been_deleted(command, tmp_path):
+    gone, there = tmp_path / "gone", tmp_path / "there"
+    gone.mkdir()
+    line = f"rmdir {gone} && exec {sys.executable} -m paceline {command.format(there=there)}"
+    arguments = ["sh", "-c", line]
+    ended = subprocess.run(arguments, cwd=gone, capture_output=True, text=True, timeout=HANG_S, check=False)
+    assert (ended.returncode, ended.stdout, ended.stderr.count("\n")) == (2, "", 1)
+    if command.startswith("train"):
+        assert ended.stderr.startswith("error: the working folder of this process has been deleted.")
+
+
+@pytest.mark.parametrize(("option", "value", "shown"), [("--nodes", "2\nx", r"2\nx"), ("--set", "width=\x1b[31m3", r"\x1b[31m3"),
+                                                        ("--strategy", "dd\x07", r"dd\x07")])  # fmt: skip
+def test_control_characters_are_spelled_out(command, place, option, value, shown):
+    ended = command("train", "tasks.py:Good", "--steps", 1, option, value)
+    assert (ended.status, ended.out, ended.err.count("\n")) == (2, "", 1)
+    assert shown in ended.err
+    assert ended.err[:-1].isprintable()

@@ -89,8 +89,7 @@ def test_the_others_hear_why_a_rank_has_left_and_all_go_on(launcher, tmp_path):
 SKIPPED = (
     LOOP
     + """
-from paceline.launch.workers import presence
-from paceline.world import join
+from paceline.world import join, presence
 call(train)
 join.SILENT_S = 0.3
 if RANK == "0":
@@ -115,3 +114,32 @@ def test_a_rank_waits_for_none_that_has_ended_and_says_meanwhile_at_which_call_i
     assert waited.endswith("has ended and will not come to this call")
     said = next(line for line in ended.stderr.splitlines() if "for all 2 ranks to meet" in line)
     assert said.endswith("this rank is in its call 2, rank 1 is through with its call 1")
+
+
+ENDED = (
+    LOOP
+    + """
+import sys
+from paceline.world import ended
+ended.ABSENT_S = 0.5
+when = int(sys.argv[1])
+for number in range(2):
+    if RANK == "1" and number == when:
+        os._exit(0)
+    call(leave)
+pathlib.Path(f"told-{RANK}.json").write_text(json.dumps(told))
+"""
+)
+
+
+@pytest.mark.parametrize(
+    "launcher", [TORCHRUN, ("-m", "paceline", "run", "-n", "2")], ids=["torchrun", "paceline run"]
+)
+@pytest.mark.parametrize("when", [0, 1])
+def test_a_rank_that_ends_without_a_word_is_not_waited_for(launcher, when, tmp_path):
+    (tmp_path / "script.py").write_text(ENDED)
+    start(tmp_path, *launcher, "script.py", str(when))
+    told = json.loads((tmp_path / "told-0.json").read_text())
+    assert told[:when] == ["left"] * when
+    assert all(one.endswith("has ended and will not come to this call") for one in told[when:])
+    assert told[when].startswith("WorkerFailedError: rank 1 on ")

@@ -100,3 +100,27 @@ def test_a_process_that_joins_again_meets_nothing_of_the_session_before(launcher
         assert (ended.status, ended.err) == (0, "")
     assert (folder / "said-0").read_text() == "['hello trainer:0', 'goodbye trainer:0', 'again trainer:0']"
     assert (folder / "said-1").read_text() == "[]"
+
+
+ENDS = """
+import os, pathlib, sys
+import paceline
+from paceline import remote
+
+for number in range(3):
+    try:
+        with remote.join(roles="trainers=1,servers=1", secret="one") as session:
+            if session.rank == 1 and number == 1:
+                exec(sys.argv[1])
+    except paceline.PacelineError as error:
+        pathlib.Path(f"said-{number}").write_text(str(error))
+"""
+
+
+@pytest.mark.parametrize("end", ["sys.exit(0)", "os._exit(0)"])
+def test_a_rank_that_ends_in_a_session_is_not_waited_for_there_nor_in_the_next(command, folder, end):  # noqa: F811
+    (folder / "ends.py").write_text(ENDS)
+    ended = command("run", "-n", 2, "ends.py", end)
+    assert ended.status == 0, ended.err
+    assert not (folder / "said-1").exists()
+    assert (folder / "said-2").read_text().endswith("has ended and will not come to this call")

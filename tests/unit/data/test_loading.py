@@ -283,3 +283,27 @@ def test_loading_processes_die_with_a_killed_worker() -> None:
     while any(alive(pid) for pid in loaders) and watch.seconds() < 3:
         time.sleep(0.02)
     assert not any(alive(pid) for pid in loaders)
+
+
+FULL = """
+import torch
+from paceline.data import ShardedLoader
+from paceline.errors import InputError
+loader = ShardedLoader(torch.ones(8, 2), batch_size=2, shards=1, seed=0, num_workers=1, owned=range(1))
+try:
+    next(loader.epoch(0))
+except InputError as error:
+    print(error)
+"""
+
+
+def test_a_full_shared_memory_is_named() -> None:
+    mount = "mount -t tmpfs -o size=4k none /dev/shm && echo > /dev/shm/x"
+    command = ["unshare", "--mount", "--propagation", "private", "sh", "-c", f'{mount} && exec "$@"', "sh"]
+    command += [sys.executable, "-c", FULL]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode and ("unshare" in done.stderr or "mount" in done.stderr):
+        pytest.skip("a file system cannot be mounted here")
+    assert (
+        "cannot be started: their locks lie in /dev/shm (No space left on device). Enlarge it" in done.stdout
+    ), done.stderr

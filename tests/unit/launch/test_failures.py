@@ -8,7 +8,10 @@ import torch
 from paceline.data import ShardedLoader
 from paceline.errors import CheckpointError, DiskFaultError, InputError, RecordsError
 from paceline.launch import failures
+from paceline.launch.workers.context import Worker, is_between_steps, open_run, step_of
+from paceline.recovery.agreement import RolledBackError
 from paceline.training.options import Every
+from paceline.world.env import Identity
 
 
 def caught(error):
@@ -16,6 +19,42 @@ def caught(error):
         raise error
     except BaseException as seen:  # noqa: BLE001
         return failures.from_exception(seen, 0, "host")
+
+
+def test_a_worker_that_only_lost_its_peers_says_what_it_came_to():
+    failure = caught(RolledBackError(4))
+    words = (
+        "stopped: RolledBackError: a worker was lost, and the newest state that is whole is that of step 4"
+    )
+    assert (failure.kind, failure.cause()) == ("peer", words)
+
+
+@pytest.mark.parametrize(("end", "place"), [("first", " before step 0"), ("body", " in step 1"), ("apply", " after step 1"),
+                                            ("end", " after step 3")])  # fmt: skip
+def test_where_in_the_run_an_exception_came(end, place):
+    with pytest.raises(ValueError, match="boom") as seen, open_run(Worker(identity=ALONE), {}) as run:
+        fail(run, end)
+    step, between = step_of(seen.value), is_between_steps(seen.value)
+    assert failures.from_exception(seen.value, 0, "host", step, between=between).place() == place
+
+
+ALONE = Identity(rank=0, size=1, local_rank=0, local_size=1)
+
+
+def fail(run, end):
+    model = torch.nn.Linear(2, 1)
+    model, _ = run.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    if end == "first":
+        raise ValueError("boom")
+    for step in run.steps(torch.ones(8, 2), batch_size=2, epochs=1):
+        for x in step:
+            if end == "body" and step.number == 1:
+                raise ValueError("boom")
+            step.backward(model(x).flatten())
+        step.apply()
+        if end == "apply" and step.number == 1:
+            raise ValueError("boom")
+    raise ValueError("boom")
 
 
 LOST = RuntimeError("[gloo/transport/tcp/pair.cc:547] Connection closed by peer [127.0.0.1]:1234")

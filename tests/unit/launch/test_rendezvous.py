@@ -75,3 +75,10 @@ def test_one_that_is_told_to_lead_does_at_an_address_that_is_a_service_s(monkeyp
     told = Rendezvous.parse("203.0.113.7", "2", leads=True)
     assert told.is_here()
     assert told.bound == "10.0.0.5"
+
+
+def test_a_machine_may_be_told_to_lead_or_not_to():
+    patience = {"join_timeout": 5.0, "machine_timeout": 15}
+    for lead, leads in ((None, True), (True, True), (False, False)):
+        where = machines.meeting("127.0.0.1:29478", "2", lead=lead, **patience)
+        assert where.is_here() is leads

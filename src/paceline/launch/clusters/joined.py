@@ -63,7 +63,7 @@ def telling() -> Iterator[None]:
     except BaseException as error:
         identity = env.identity()
         if identity is not None and identity.size > 1:
-            from paceline.launch.workers.presence import Presence
+            from paceline.world.presence import Presence
 
             Presence(replace(identity, launch=_call)).leave(error)
         raise
@@ -122,7 +122,7 @@ class JoinedLauncher:
             call=spec.call,
             threads=spec.threads or max(1, env.cores() // identity.local_size),
             environment={},
-            folder=str(Path.cwd()),
+            folder=env.working_folder(),
             search_path=forkserver.search_path(),
         )
         policy = replace(

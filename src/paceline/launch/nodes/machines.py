@@ -28,7 +28,7 @@ _NOT_AGREED = (*marked(RunOptions, PER_MACHINE), "shards_from")
 
 
 def meeting(
-    endpoint: str | None, nodes: str, *, join_timeout: float, machine_timeout: int, lead: bool = False
+    endpoint: str | None, nodes: str, *, join_timeout: float, machine_timeout: int, lead: bool | None = None
 ) -> Rendezvous | None:
     """Return where this machine meets others; None where it is not to."""
     join_timeout = SECONDS.read("--join-timeout", join_timeout)

@@ -30,8 +30,8 @@ class Rendezvous:
     """How long a meeting of enough machines waits for more; short, for late ones get in all the same."""
     silence_s: float = 15.0
     """How long nothing may be heard of a machine before it is given up."""
-    leads: bool = False
-    """Whether this machine was told to lead; else its addresses say so."""
+    leads: bool | None = None
+    """Whether this machine was told to lead; None where its addresses say so."""
 
     def __post_init__(self) -> None:
         if not 1 <= self.min_nodes <= self.max_nodes:
@@ -89,7 +89,7 @@ class Rendezvous:
 
     def is_here(self) -> bool:
         """Return whether this machine is the one that holds it, and so leads."""
-        return self.leads or interfaces.is_here(self.host)
+        return interfaces.is_here(self.host) if self.leads is None else self.leads
 
 
 @dataclass(frozen=True, kw_only=True)

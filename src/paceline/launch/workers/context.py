@@ -10,7 +10,6 @@ from typing import Any
 
 from paceline.errors import PacelineError
 from paceline.launch.workers.membership_client import MembershipClient
-from paceline.launch.workers.presence import Presence
 from paceline.observe import Note
 from paceline.recovery.membership import FixedMembership, Membership
 from paceline.training import folder
@@ -19,9 +18,10 @@ from paceline.training.options import RunOptions
 from paceline.training.run import Run, engine_of
 from paceline.world import connect
 from paceline.world.env import Identity
+from paceline.world.presence import Presence
 from paceline.world.status_page import NoStatusPage, Phase
 
-_STEP, UNFINISHED = "paceline_step", "paceline_unfinished"
+_STEP, _BETWEEN, UNFINISHED = "paceline_step", "paceline_between", "paceline_unfinished"
 _NO_GROUP = "Default process group has not been initialized"
 """What torch.distributed says where there is none."""
 _SERVES = (
@@ -79,6 +79,7 @@ def open_run(worker: Worker, options: Mapping[str, Any], notes: Sequence[str] = 
             presence.leave(explained or error)  # before the connections close, of which the others ask why
         raised = explained or error
         vars(raised)[_STEP], vars(raised)[UNFINISHED] = state.position.number, state.in_training
+        vars(raised)[_BETWEEN] = state.step is None or state.step.number != state.position.number
         if run.world.size == 1 and isinstance(error, ValueError) and _NO_GROUP in str(error):
             error.add_note(_ALONE)
         if isinstance(error, NameError) and replica is not None and not replica.placement.computes:
@@ -112,3 +113,8 @@ def step_of(error: BaseException) -> int | None:
     """Return the step in which an exception ended a run."""
     step: int | None = vars(error).get(_STEP)
     return step
+
+
+def is_between_steps(error: BaseException) -> bool:
+    """Return whether it did so before that step was begun."""
+    return bool(vars(error).get(_BETWEEN))

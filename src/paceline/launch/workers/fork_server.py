@@ -17,12 +17,12 @@ import time
 from array import array
 from collections import deque
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 from paceline.errors import PacelineError
 from paceline.launch.workers.fork_messages import MAX_MESSAGE
 from paceline.training import task_folder
+from paceline.world import env
 
 _FULL = (errno.EAGAIN, errno.ETOOMANYREFS, errno.ENOBUFS)
 """Why the kernel takes no message more: so many lie unread, or so many descriptors are on their way."""
@@ -207,4 +207,4 @@ def shared() -> ForkServer:
 
 def search_path() -> list[str]:
     """Return where modules are looked for, with the empty entry spelled out, for a worker that may start elsewhere."""
-    return [entry or str(Path.cwd()) for entry in task_folder.search_path()]
+    return [entry or env.working_folder() for entry in task_folder.search_path()]

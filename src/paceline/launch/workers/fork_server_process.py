@@ -27,6 +27,7 @@ from typing import Any, NoReturn
 from paceline.compat.parent_death import die_with_parent, outlive_parent
 from paceline.compat.python import forget_finalizers
 from paceline.launch.workers.fork_messages import MAX_DESCRIPTORS, MAX_MESSAGE
+from paceline.world import standard_streams
 
 FORK_TRIES = 20
 FORK_PAUSE_S = 0.5
@@ -36,6 +37,7 @@ _loaded: set[str] = set()
 
 def main() -> None:
     """Serve until the launcher closes its end of the socket, or is gone."""
+    standard_streams.fill()
     channel = socket.socket(fileno=int(sys.argv[1]))
     # The terminal's Ctrl-C is for the launcher; it decides what becomes of the workers.
     signal.signal(signal.SIGINT, signal.SIG_IGN)

@@ -74,6 +74,11 @@ class WorkerScheduler:
                 "limit of open files (`ulimit -n`)."
             ) from None
 
+    def note_ended(self, rank: int, host: str) -> None:
+        """Tell the other workers that a script has come to its end on this one."""
+        if self._meeting_point is not None:
+            self._meeting_point.note_ended(rank, host)
+
     def close(self) -> None:
         """Stop serving it."""
         if self._meeting_point is not None:

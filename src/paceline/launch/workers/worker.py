@@ -18,7 +18,7 @@ from paceline.compat.parent_death import die_with_parent
 from paceline.compat.python import end_interpreter
 from paceline.launch import failures
 from paceline.launch.job import Job
-from paceline.launch.workers.context import UNFINISHED, Worker, step_of
+from paceline.launch.workers.context import UNFINISHED, Worker, is_between_steps, step_of
 from paceline.recovery.membership import LeaveRunError
 from paceline.world import env, stacks
 from paceline.world.status_page import NoStatusPage, StatusPage
@@ -118,7 +118,8 @@ def _attempt(job: Job, worker: Worker, launcher: Connection) -> int:
         )
         return status
     except BaseException as error:  # noqa: BLE001  (reported to the launcher, which shows it)
-        failure = failures.from_exception(error, rank, env.host(), step_of(error))
+        between = is_between_steps(error)
+        failure = failures.from_exception(error, rank, env.host(), step_of(error), between=between)
         launcher.send_bytes(pickle.dumps(("failure", failure)))
         return failure.status
     launcher.send_bytes(message)

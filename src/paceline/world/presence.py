@@ -19,14 +19,13 @@ from torch.distributed.distributed_c10d import Store
 
 from paceline.errors import InputError, PacelineError, WorkerFailedError
 from paceline.transport.store import StoreTimeoutError
-from paceline.world import env, join
+from paceline.world import ended, env, join
 from paceline.world.env import Identity
 from paceline.world.interruption import InterruptedWaitError, Interruption
 from paceline.world.peer_failure import is_lost_peer
 from paceline.world.peer_failure_messages import text_of
 
 _ALL = b"all"
-_ENDED = "presence/ended"
 _FIRST_LOOK_S, _LONGEST_LOOK_S = 0.001, 0.05
 _WATCH_S = 1.0
 """How often a rank at work looks whether another one has left."""
@@ -48,23 +47,25 @@ _met: Store | None = None
 class Presence:
     """One rank's part in one call."""
 
-    def __init__(self, identity: Identity) -> None:
+    def __init__(self, identity: Identity, call: str = "") -> None:
+        """`call` names one that is not counted among the launches of the process."""
         self._identity = identity
-        self._place = f"presence/{identity.launch}"
+        self._call = call or f"call {identity.launch + 1}"
+        self._place = f"presence/{call or identity.launch}"
 
     def arrive(self, store: Store, timeout_s: float) -> None:
         """Wait until all ranks have come to this call; raise where one of them will not."""
-        own = _keep(store)
-        own.set(f"presence/at/{self._identity.rank}", f"in its call {self._number}")
+        own = _keep(store, self._identity.rank)
+        own.set(f"presence/at/{self._identity.rank}", f"in its {self._call}")
         if own.add(f"{self._place}/here", 1) == self._identity.size:
             own.compare_set(f"{self._place}/news", "", _ALL.decode())
         deadline, pause = time.monotonic() + timeout_s, _FIRST_LOOK_S
+        lookout = ended.Lookout(own, self._identity)
         while not own.check([f"{self._place}/news"]):
             # Looked for in this order: a rank may come last to this call, go through it, and end.
-            if own.check([_ENDED]) and not own.check([f"{self._place}/news"]):
-                raise WorkerFailedError(
-                    *_read(own.get(_ENDED))[:2], "has ended and will not come to this call"
-                )
+            gone = lookout.find()
+            if gone is not None and not own.check([f"{self._place}/news"]):
+                raise WorkerFailedError(*gone, "has ended and will not come to this call")
             if time.monotonic() > deadline:
                 raise InterruptedWaitError(
                     f"timed out waiting for all ranks after {timeout_s:g} s: {self.others()}"
@@ -77,7 +78,7 @@ class Presence:
 
     def others(self) -> str:
         """Return at which call the others are, as far as they are not in this one."""
-        here, apart = f"in its call {self._number}", []
+        here, apart = f"in its {self._call}", []
         for rank in range(self._identity.size):
             key = f"presence/at/{rank}"
             at = "not here yet" if _store is None or not _store.check([key]) else _store.get(key).decode()
@@ -101,7 +102,7 @@ class Presence:
                 _untold[self._place] = farewell
             else:
                 _tell(own, self._place, farewell)
-                own.set(f"presence/at/{self._identity.rank}", f"through with its call {self._number}")
+                own.set(f"presence/at/{self._identity.rank}", f"through with its {self._call}")
 
     def finish(self) -> None:
         """Tell the others that this rank has come to the end of the call."""
@@ -109,7 +110,7 @@ class Presence:
             said = json.dumps([self._identity.rank, env.host(), "", ""])
             with _suppressed():
                 _store.compare_set(f"{self._place}/finished", "", said)
-                _store.set(f"presence/at/{self._identity.rank}", f"through with its call {self._number}")
+                _store.set(f"presence/at/{self._identity.rank}", f"through with its {self._call}")
 
     def explained(self, error: BaseException) -> PacelineError | None:
         """Return which rank has left this call, and why, where an error comes of that; None where no rank has said so."""
@@ -151,18 +152,15 @@ class Presence:
             ended.set()
             thread.join()
 
-    @property
-    def _number(self) -> int:
-        return self._identity.launch + 1
 
-
-def _keep(store: Store) -> Store:
+def _keep(store: Store, rank: int) -> Store:
     """Keep a connection to the store, and tell there what this process could not tell yet."""
     global _store, _met
     if _store is None:
         atexit.register(_end, os.getpid())
     _met, _store = store, store.clone()  # type: ignore[attr-defined]  # torch's stubs leave it out
     _store.set_timeout(timedelta(seconds=_TELL_S))
+    ended.register(_store, rank)
     for place, farewell in _untold.items():
         _tell(_store, place, farewell)
     _untold.clear()
@@ -173,7 +171,7 @@ def _reach(identity: Identity) -> Store | None:
     """Return the store where somebody else than a rank serves it, so that it is there already."""
     if not identity.store and not env.has_agent_store():
         return None
-    return _keep(join.meet(identity, timedelta(seconds=_TELL_S)))
+    return _keep(join.meet(identity, timedelta(seconds=_TELL_S)), identity.rank)
 
 
 def _tell(store: Store, place: str, farewell: bytes) -> None:
@@ -186,7 +184,7 @@ def _end(process: int) -> None:
     identity = env.identity()
     if _store is not None and identity is not None and os.getpid() == process:
         with _suppressed():
-            _store.compare_set(_ENDED, "", json.dumps([identity.rank, env.host(), "", ""]))
+            _store.compare_set(ended.KEY, "", ended.word(identity.rank, env.host()))
 
 
 def _as_error(farewell: bytes) -> PacelineError:
