@@ -15,6 +15,7 @@ from torch.distributed._composable.contract import REGISTRY_KEY, STATE_KEY
 from torch.distributed._composable_state import _module_state_mapping
 from torch.distributed.fsdp import _common_utils, fully_shard
 from torch.distributed.fsdp._fully_shard._fsdp_api import AllGather, ReduceScatter
+from torch.distributed.fsdp._fully_shard._fsdp_common import TrainingState
 from torch.distributed.fsdp._fully_shard._fsdp_param import ShardedState
 
 from paceline.compat.pytree import tree_leaves
@@ -85,8 +86,8 @@ class GroupedParam:
 class Group:
     """The parameters of one sharded module that are gathered together (`FSDPParamGroup`)."""
 
-    def __init__(self, record: Any) -> None:
-        self._record = record
+    def __init__(self, state: Any, record: Any) -> None:
+        self._state, self._record = state, record
         self.members = [GroupedParam(one) for one in record.fsdp_params]
         self.reduce_dtype: torch.dtype | None = record.mp_policy.reduce_dtype
         self.device: torch.device = record.device
@@ -134,6 +135,18 @@ class Group:
         """Forget a message with weights that is in flight."""
         self._record._all_gather_result = None
 
+    def forget_forward(self) -> None:
+        """Forget a forward pass that had no way back, or did not come to its end: torch does so only behind a backward pass.
+
+        What it keeps decides which weights the next backward pass gathers ahead, and when gradients leave.
+        """
+        self._record.comm_ctx.post_forward_order.clear()
+        self._record._post_forward_indices.clear()
+        context = self._state._state_ctx
+        for record in (self._record, self._state, context.iter_forward_root or self._state):
+            record._training_state = TrainingState.IDLE
+        context.iter_forward_root = None
+
 
 def _wanting_gradients(inputs: Any) -> list[Tensor]:
     """Return the tensors that want gradients: 2.11 looks into registered containers, 2.13 into dataclasses too."""
@@ -144,7 +157,7 @@ def _wanting_gradients(inputs: Any) -> list[Tensor]:
 
 def groups_of(module: nn.Module) -> list[Group]:
     """Return the groups of a sharded module itself: 2.13 has a list of them, 2.11 one or none."""
-    return [Group(record) for record in _records(module)]
+    return [Group(fully_shard.state(module), record) for record in _records(module)]  # type: ignore[attr-defined]
 
 
 def find_root(model: nn.Module) -> None:

@@ -65,6 +65,9 @@ class Reducer:
         """Put a finished shard's gradients into the tree."""
         self.step.tree.add((index, index + 1), self.step.take())
 
+    def end_batches(self) -> None:
+        """Called behind the last batch of this worker."""
+
     def finish(self) -> None:
         """Make `.grad` hold the sum over the whole global batch."""
         step = self.step
@@ -137,6 +140,10 @@ class AroundReducer(Reducer):
     def close_shard(self, index: int) -> None:
         """Keep a finished shard's gradients."""
         self.inner.close_shard(index)
+
+    def end_batches(self) -> None:
+        """End the batches of this worker."""
+        self.inner.end_batches()
 
     def finish(self) -> None:
         """Make `.grad` hold the sums."""

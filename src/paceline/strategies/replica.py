@@ -249,6 +249,7 @@ class Replica:
                 with spans.of[spans.FORWARD]:  # the loss is computed by whoever takes the batch
                     if self.schedule.open_batch is not None:
                         self.schedule.open_batch()
+                    self.step_state.given += 1
                     yield placed
             if buffers.active:
                 buffers.close_shard(work.index, self.placement.model, versions)
@@ -263,6 +264,7 @@ class Replica:
 
     def combine(self) -> None:
         """Make `.grad` hold the sum over the global batch, for reducers whose sums appear there; else `apply` does so."""
+        self.reducer.end_batches()
         if not self._is_summed and self.reducer.shows_sums:
             self._finish()
 

@@ -64,6 +64,8 @@ class StepState:
         """The shard whose batches are computed."""
         self.left = 0
         """Batches of this worker whose backward pass is still to come."""
+        self.given = 0
+        """Those of them that were given out."""
         self.totals: list[tuple[int, Tensor]] = []
         """The loss of each batch of this step with its shard, to find where a bad one came from."""
         self._watched = watched
@@ -105,7 +107,7 @@ class StepState:
     def begin(self, work: StepWork) -> None:
         """Start a step with no gradients."""
         self.work = work
-        self.left = sum(len(shard.batches) for shard in work.shards)
+        self.left, self.given = sum(len(shard.batches) for shard in work.shards), 0
         if self.auxiliary.names:
             self.auxiliary.take()
         self.totals = []
@@ -128,12 +130,12 @@ class StepState:
         if not loss.total.requires_grad:
             refuse_detached()
         hit(BACKWARD)
-        if self.left == 0:
+        if self.given == 0:
             raise InputError(
                 f"step {self.work.number}: backward was called more often than batches were given. Call it once for each batch, "
                 "with the sum of what belongs together; to take a batch in smaller pieces say micro_batch= (--micro-batch)."
             )
-        self.left -= 1
+        self.left, self.given = self.left - 1, self.given - 1
         self.totals += [(self.open, part.total.detach()) for part in (loss, *loss.auxiliary.values())]
         if loss.auxiliary:
             check_passes(self.recompute)

@@ -159,13 +159,7 @@ def test_one_of_several_is_gathered_behind_the_step_without_gradients(where: str
         launch(train_two, where, "fsdp", 2)
 
 
-def test_a_call_before_the_batches_is_that_of_one_process() -> None:
-    alone = launch(train_one, "top", "single", shards=3)
-    assert launch(train_one, "top", "fsdp", 2, shards=3) == alone * 2
-
-
-def test_a_call_in_a_step_in_which_workers_have_other_numbers_of_batches_is_refused() -> None:
-    with pytest.raises(
-        paceline.InputError, match=r"different numbers of batches.*Call it behind step.apply\(\)"
-    ):
-        launch(train_one, "before apply", "fsdp", 2, shards=3)
+@pytest.mark.parametrize("where", ["top", "before apply"])
+def test_a_call_is_that_of_one_process_where_workers_have_other_numbers_of_batches(where: str) -> None:
+    alone = launch(train_one, where, "single", shards=3)
+    assert launch(train_one, where, "fsdp", 2, shards=3) == alone * 2

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from datetime import timedelta
 from typing import Any
 
@@ -247,6 +248,73 @@ def test_moments_and_messages_of_a_sharded_model() -> None:
         assert not group.is_unsharded
         group.forget_gather()
         assert all(one.sharded.grad is not None for one in group.members)
+
+
+@leans_on(
+    f"{_FSDP}._fsdp_common.TrainingState",
+    f"{_FSDP}._fsdp_param_group.FSDPParamGroup:comm_ctx.post_forward_order",
+    f"{_FSDP}._fsdp_param_group.FSDPParamGroup:_post_forward_indices",
+    f"{_FSDP}._fsdp_param_group.FSDPParamGroup:_training_state",
+    f"{_FSDP}._fsdp_state.FSDPState:_training_state",
+    f"{_FSDP}._fsdp_state.FSDPState:_state_ctx.iter_forward_root",
+)
+def test_a_forward_pass_without_a_way_back_is_forgotten() -> None:
+    from paceline.compat import fsdp
+
+    sent: list[str] = []
+
+    class Gather(fsdp.AllGather):
+        def __init__(self, name: str) -> None:
+            self.name = name
+
+        def allocate(self, size: Any, *, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+            return torch.zeros(*size, dtype=dtype, device=device)
+
+        def __call__(self, output_tensor: Any, input_tensor: Any, group: Any, async_op: bool = False) -> None:
+            sent.append(self.name)
+
+    def passed() -> list[str]:
+        """Go forward and back, and return the layers that were gathered and those that were left, in that order."""
+        sent.clear()
+        model(torch.ones(1, 2)).sum().backward()
+        return list(sent)
+
+    def noted(name: str, group: fsdp.Group) -> None:
+        def leave() -> None:
+            sent.append(f"left {name}")
+            original()
+
+        original = group.replace("post_backward", leave)
+
+    def forget() -> None:
+        for group in groups:
+            group.forget_forward()
+        for layer in model:
+            layer.reshard()  # type: ignore[operator]
+
+    with as_if_two() as world:
+        model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+        for name, module in (*model.named_children(), ("", model)):
+            sharded = fully_shard(module, mesh=_mesh(world))
+            sharded.set_custom_all_gather(Gather(name))
+        groups = [group for layer in model for group in fsdp.groups_of(layer)]
+        fsdp.find_root(model)
+        for name, group in zip("01", groups, strict=True):
+            noted(name, group)
+        given = torch.ones(1, 2, requires_grad=True)
+        alone = passed()
+        model(given)
+        assert passed() != alone, "torch forgets it by itself now"
+        model(given)
+        forget()
+        assert passed() == alone
+        handle = model[1].register_forward_pre_hook(lambda *_: 1 / 0)
+        with suppress(ZeroDivisionError):
+            model(given)
+        handle.remove()
+        forget()
+        assert not groups[1].is_unsharded
+        assert passed() == alone
 
 
 @leans_on(

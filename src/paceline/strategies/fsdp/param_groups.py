@@ -132,11 +132,6 @@ class ParamGroup:
         mine = sum(one.padded_count * one.sharded.element_size() for one in self._group.members)
         return mine * self.workers
 
-    def open(self) -> None:
-        """Count the uses of this pass from here."""
-        self._uses = 0
-        self.reduced = False
-
     def keep(self, inside: bool) -> None:
         """Keep its weights from a forward pass to the next, as it is to, `inside` the pass of a batch.
 
@@ -230,7 +225,11 @@ class ParamGroup:
                 )
 
     def close(self) -> None:
-        """Release gathered weights, so that the next pass gathers them anew on all workers alike; count its uses from here."""
+        """Release gathered weights, so that the next pass gathers them anew on all workers alike; count its uses from here.
+
+        Workers must be alike in what was noted of passes before, too: one that is empty in a step has none there to end it.
+        """
+        self._group.forget_forward()
         self._module.reshard()
         self._uses = 0
         self.reduced = False

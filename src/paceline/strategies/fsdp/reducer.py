@@ -79,6 +79,7 @@ class FsdpReducer(Reducer):
     def backward(self, loss: Loss) -> None:
         """Add one batch's gradients; the last pass of the step takes them to the workers that hold the rows."""
         check_gathered(loss, self._reduction.blocks)
+        self._reduction.end_round()  # a loop may have kept the loss of an earlier batch
         try:
             self._backward(loss)
         finally:
@@ -163,10 +164,10 @@ class FsdpReducer(Reducer):
         taken += [] if self._terms is None else self._terms.take()
         self.step.tree.add((index, index + 1), taken)
 
-    def finish(self) -> None:
-        """Follow the others through the rounds that are left; then bring the small sums together."""
+    def end_batches(self) -> None:
+        """Follow the others through the rounds that are left."""
         step = self.step
-        self._reduction.check_passes(f"step {step.work.number}")
+        self._reduction.end_round()
         if step.left:
             raise InputError(
                 f"step {step.work.number}: backward was not called for {step.left} of this worker's batches. All workers go "
@@ -174,6 +175,12 @@ class FsdpReducer(Reducer):
             )
         while not self._reduction.over:
             self._reduction.follow(self._combination(None) if self._reduction.ends else None)
+
+    def finish(self) -> None:
+        """Bring the small sums together, behind the rounds."""
+        step = self.step
+        self._reduction.check_passes(f"step {step.work.number}")
+        self.end_batches()
         if not step.auxiliary.agreed:
             agree_on_terms(self.world, step)
         if self._terms is not None:

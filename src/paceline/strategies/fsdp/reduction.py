@@ -56,7 +56,8 @@ class FsdpReduction:
         self._outputs: dict[int, Tensor] = {}
         self._between = True
         """Whether no step and no evaluation is under way: what is gathered then, the loop's own code asks for."""
-        self._in_pass = False
+        self._passed = False
+        """Whether this round has had its backward pass."""
 
     def attach(
         self, param_groups: list[ParamGroup], places: list[list[int]], parameters: Sequence[nn.Parameter]
@@ -84,10 +85,10 @@ class FsdpReduction:
 
     def begin(self, rounds: Rounds, *, looks: bool = False) -> None:
         """Start the rounds of a step; `looks` compares the values of gathered weights behind each pass."""
-        self._round = RoundProgress(self._data, rounds)
+        self._round, self._passed = RoundProgress(self._data, rounds), False
         for param_group in self.param_groups:
             param_group.looks = looks
-            param_group.open()
+        self._close()
 
     @property
     def ends(self) -> bool:
@@ -106,12 +107,9 @@ class FsdpReduction:
             param_group.arm(reduces=reduces)
 
     def finish_reductions(self) -> None:
-        """Complete the reductions of a pass and take the rows that came of them."""
+        """Complete the reductions of a pass; the rows that come of them are taken at the end of its round."""
         for param_group in self.param_groups:
             param_group.finish_reductions()
-        # Before anything is waited for: those who follow wait for their rows only when they know that no more come.
-        self._round.announce(END)
-        self._collect()
 
     def disarm(self) -> None:
         """Know that passes are the loop's own until the next is prepared."""
@@ -132,7 +130,7 @@ class FsdpReduction:
 
     def open_root(self) -> None:
         """Gather what belongs to no block before a pass: a loss may use it, or methods of the model, outside of its forward."""
-        self._in_pass = True
+        self.end_round()
         for param_group in self.param_groups:
             param_group.keep(True)
             if not param_group.name:
@@ -169,20 +167,35 @@ class FsdpReduction:
 
     def end_forward(self) -> None:
         """Close a pass that has no way back."""
-        self._round.announce(END)
-        self.end_pass()
+        self._passed = True
+        self.end_round()
 
     def end_pass(self) -> None:
-        """Close a pass."""
-        self._in_pass = False
+        """Close a backward pass; a loop may still call the model for the same batch, and those who follow hear of it."""
+        self._passed = True
+        self._close()
+
+    def end_round(self) -> None:
+        """Go on to the next round, if this one has had its pass."""
+        if self._passed:
+            self._passed = False
+            self.outlive(self._end_round, lambda: None)
+
+    def _end_round(self) -> None:
+        # Before anything is waited for: those who follow wait for their rows only when they know that no more come.
+        self._round.announce(END)
+        self._collect()
+        self._close()
+        self._round.next()
+
+    def _close(self) -> None:
         for param_group in self.param_groups:
             param_group.keep(False)
             param_group.close()
-        self._round.next()
 
     def follow(self, combination: Combination | None) -> None:
         """Go through a pass of the others without a batch of one's own."""
-        self._combination, self._in_pass = combination, True
+        self._combination = combination
         while (message := self._round.listen()) != END:
             index, reduces = divmod(message, 2)
             param_group = self.param_groups[index]
@@ -191,7 +204,6 @@ class FsdpReduction:
                 self.reduces(param_group, None, output)
             else:
                 param_group.join_gather()
-        self._in_pass = False
         self._collect()
         self._round.next()
 
@@ -216,18 +228,9 @@ class FsdpReduction:
         self, param_group: ParamGroup, message: Tensor, rows: Tensor, group: dist.ProcessGroup, *, later: bool
     ) -> Wait | None:
         """Gather the weights of a parameter group; return what waits until they are here."""
-        if not self._in_pass:
-            self._check_own_call(param_group)
+        self.meets(param_group.name, param_group.index)
         self._round.announce(2 * param_group.index)
         return self.gather.start(message, rows, group, later=later)
-
-    def _check_own_call(self, param_group: ParamGroup) -> None:
-        """Raise where a call of the loop's own would wait for workers that do not come."""
-        if not self.meets(param_group.name, param_group.index) and self._round.parted:
-            raise InputError(
-                "the model is called behind step.backward() in a step of which workers have different numbers of batches, and "
-                "under fsdp they gather its weights together. Call it behind step.apply(), or use --strategy ddp."
-            )
 
     def room(self, param_group: ParamGroup) -> Tensor:
         """Return memory in which a parameter group's gradients are laid out for `reduces`."""

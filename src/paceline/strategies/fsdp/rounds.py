@@ -65,12 +65,6 @@ class RoundProgress:
         self.left = len(rounds.leaders)
         """How many rounds are to be done, this one included."""
 
-    @property
-    def parted(self) -> bool:
-        """Whether some workers have come to the end of their batches by now, and others have or had more."""
-        fewest, *_, most = sorted(self._rounds.batches)
-        return fewest < most and self._number >= fewest
-
     def announce(self, message: int) -> None:
         """Announce which message comes next to those who follow."""
         for rank in self._rounds.followers[self._number] if self.left > 0 else ():
