@@ -13,6 +13,7 @@ from functools import cached_property, lru_cache, partial
 from types import BuiltinFunctionType, CodeType, FunctionType, MethodType
 from typing import Any
 
+import numpy as np
 import torch
 
 from paceline.strategies.guards.reached import is_users
@@ -128,7 +129,7 @@ def _copied(value: Any, depth: int, left: Iterator[int]) -> Any:
     if next(left, None) is None or depth < 0:
         raise _OtherError
     kind = type(value)
-    if kind in _PLAIN:
+    if kind in _PLAIN or isinstance(value, np.number | np.bool_):
         return value
     if kind in _TABLES:
         if kind is dict:

@@ -19,7 +19,7 @@ from torch import nn
 from paceline.task import Task
 from paceline.training.attribute_owners import MADE, TASK, owners_of, put, read_all, value_of
 from paceline.training.attribute_refusals import KIND, Key, check_alike, check_set_back
-from paceline.training.attribute_values import opened, same, shown
+from paceline.training.attribute_values import held_back, opened, same, shown
 from paceline.training.saved_attributes import ABSENT, AnObjectsError, decoded, encoded
 from paceline.world import World, all_gather_object
 
@@ -34,6 +34,8 @@ class Then:
     changes: Changes
     others: frozenset[Key] = frozenset()
     """Attributes that held what is not compared (a tensor, an object), or what workers did not have alike."""
+    unsaved: frozenset[Key] = frozenset()
+    """Those of them that a checkpoint knows to have been set in the run."""
 
 
 class ChangedAttributes:
@@ -47,6 +49,8 @@ class ChangedAttributes:
         """What is to be put on modules that are being made anew."""
         self._saved: dict[int, Then] = {}
         """What had changed at each checkpoint, by the number of steps."""
+        self.awaited: dict[Key, Any] = {}
+        """What a checkpoint says and cannot give back: a first step may make it again. ABSENT stands for any object."""
 
     def begin(self, model: nn.Module, task: Task | None) -> None:
         """Note what there is where the first step is about to be taken, or this worker about to join."""
@@ -199,9 +203,11 @@ class ChangedAttributes:
         there: list[frozenset[str]] = all_gather_object(world.comm, names)
         alike = _alike([(rows, names) for (rows, _), names in zip(told, there, strict=True)])
         others = {key for rows, left in told for key in (*rows, *left) if key not in alike}
+        unsaved = {key for _, left in told for key in left}
         return {
             "alike": [[*key, was, now] for key, (was, now) in alike.items()],
             "others": [list(key) for key in sorted(others)],
+            "unsaved": [list(key) for key in sorted(unsaved & others)],
         }
 
     def from_saved(self, saved: Then, model: nn.Module, task: Task | None) -> tuple[Then, list[str]]:
@@ -221,7 +227,7 @@ class ChangedAttributes:
             for (name, attribute), (was, value) in anew.items()
         ]
         kept = {key: pair for key, pair in saved.changes.items() if key not in anew}
-        return Then(kept, saved.others), texts
+        return Then(kept, saved.others, saved.unsaved), texts
 
     def go_on(
         self, world: World, model: nn.Module, task: Task | None, saved: Then, number: int, *, computes: bool
@@ -233,14 +239,38 @@ class ChangedAttributes:
             return []
         then, texts = self.from_saved(saved, model, task)
         somewhere = frozenset().union(*there)
-        for key, (_, value) in then.changes.items():
-            if key[0] in owners or key[0] not in somewhere:
+        self.awaited = {key: ABSENT for key in then.unsaved if key[0] in owners}
+        for key, (was, value) in then.changes.items():
+            if key[0] not in owners and key[0] in somewhere:
+                continue
+            if key[1] == KIND and was != ABSENT:
                 check_alike(key, value, value_of(owners, *key), "this start makes it")
-        self.set_back(model, task, then, number)
+            elif key[0] not in owners or key[1] in MADE or held_back(value) is not None:
+                self.awaited[key] = value
+        self.set_back(model, task, Then(then.changes, then.others.union(self.awaited)), number)
         # As changes they are in the next checkpoint too.
         changed = {key: was for key, (was, _) in then.changes.items() if key[0] in owners}
         self._began = (self._began or {}) | changed
         return texts
+
+    def unmade(self, model: nn.Module, task: Task | None) -> list[str]:
+        """Return what to tell of what is awaited, where the first step of this start has not made it again."""
+        owners, awaited, self.awaited = owners_of(model, task), self.awaited, {}
+        began, others = self._began or {}, read_all(model, task)[1]
+
+        def is_unmade(key: Key, value: Any) -> bool:
+            now = value_of(owners, *key)
+            if value == ABSENT:  # of an object only that it is there can be known
+                return key not in others and same(now, began.get(key, ABSENT))
+            return not same(now, value)
+
+        return [
+            f"{attribute} of {name} was set in the run to what no checkpoint holds "
+            f"({'an object' if value == ABSENT else _named(value)}), and this start has not set it in its first step: where the "
+            "passes use it, the weights will not be those of a run that was never left. Make it before the first step."
+            for (name, attribute), value in awaited.items()
+            if (name in owners or attribute == KIND) and is_unmade((name, attribute), value)
+        ]
 
 
 def read_saved(entry: Any) -> Then | None:
@@ -252,7 +282,11 @@ def read_saved(entry: Any) -> Then | None:
         if not (isinstance(name, str) and isinstance(attribute, str)) or attribute[:1] in ("", "_"):
             raise ValueError(f"{attribute!r:.60} is no attribute that a run saves")
         changes[name, attribute] = decoded(was), decoded(now)
-    return Then(changes, frozenset((str(name), str(attribute)) for name, attribute in entry["others"]))
+    others, unsaved = (
+        frozenset((str(name), str(attribute)) for name, attribute in entry.get(part, ()))
+        for part in ("others", "unsaved")
+    )
+    return Then(changes, others, unsaved)
 
 
 _Told = tuple[bool, Changes, dict[int, Then]]

@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from types import BuiltinFunctionType, FunctionType, MethodType
 from typing import Any
 
+import numpy as np
 import torch
 from torch.nn import functional
 
-from paceline.task import Task
 from paceline.training.attribute_values import FunctionCopy, Unordered, known
 from paceline.training.task_folder import is_users
 
@@ -32,25 +32,32 @@ ABSENT = Absent()
 
 
 class AnObjectsError(Exception):
-    """What is to be saved is a method of an object that nobody compares: a file's `write`, a logger's `info`."""
+    """What is to be saved is a method of an object: of a layer, a file (`write`), a logger (`info`)."""
 
 
 def encoded(copy: Any) -> Any:
     """Return the copy of a value as numbers, text and lists; what is none of those as a list of its kind and its parts."""
-    if copy is None or isinstance(copy, bool | int | float | str):
+    if copy is None or type(copy) in (bool, int, float, str):
         return copy
+    if isinstance(copy, np.generic):
+        return ["numpy", [copy.dtype.str, copy.tobytes().hex()]]
     if isinstance(copy, FunctionCopy):
         bound = getattr(copy.value, "__self__", None)
         if isinstance(copy.value, MethodType | BuiltinFunctionType) and not _is_known(bound):
             raise AnObjectsError
         return ["function", [copy.name, copy.digest]]
-    if isinstance(copy, Unordered):
-        return [copy.kind.__name__, [encoded(one) for one in copy.members]]
+    kind = copy.kind.__name__ if isinstance(copy, Unordered) else type(copy).__name__
+    return [kind, _parts(copy)]
+
+
+def _parts(copy: Any) -> list[Any]:
     if isinstance(copy, dict):
-        return ["dict", [[encoded(name), encoded(one)] for name, one in copy.items()]]
-    if isinstance(copy, tuple | list):
-        return [type(copy).__name__, [encoded(one) for one in copy]]
-    return [type(copy).__name__, [copy.hex() if isinstance(copy, bytes) else str(copy)]]
+        return [[encoded(name), encoded(one)] for name, one in copy.items()]
+    if isinstance(copy, Unordered | tuple | list):
+        return [encoded(one) for one in (copy.members if isinstance(copy, Unordered) else copy)]
+    if isinstance(copy, bytes):
+        return [copy.hex()]
+    return [str(copy)]
 
 
 def decoded(value: Any) -> Any:
@@ -76,6 +83,13 @@ def _dtype(parts: list[Any]) -> torch.dtype:
     return found
 
 
+def _of_numpy(parts: list[Any]) -> np.generic:
+    (found,) = np.frombuffer(bytes.fromhex(parts[1]), np.dtype(str(parts[0])))
+    if not isinstance(found, np.number | np.bool_):
+        raise TypeError(f"{parts[0]!r:.60} is no type of numbers")
+    return found
+
+
 _MADE_OF: dict[str, Callable[[list[Any]], Any]] = {
     "Absent": lambda _: ABSENT,
     "bytes": lambda parts: bytes.fromhex(parts[0]),
@@ -85,19 +99,15 @@ _MADE_OF: dict[str, Callable[[list[Any]], Any]] = {
     "frozenset": lambda parts: Unordered(frozenset, parts),
     "function": _function,
     "list": list,
+    "numpy": _of_numpy,
     "set": lambda parts: Unordered(set, parts),
     "tuple": tuple,
 }
 
 
 def _is_known(bound: Any) -> bool:
-    """Return whether what a method belongs to stands for no object of its own: a class, a module, torch."""
-    return (
-        bound is None
-        or isinstance(bound, torch.nn.Module | Task)
-        or hasattr(bound, "__name__")
-        or type(bound).__module__.partition(".")[0] == "torch"
-    )
+    """Return whether what a method belongs to is no object of its own: a class or a module."""
+    return bound is None or hasattr(bound, "__name__")
 
 
 def _found(name: str) -> Any:
@@ -106,7 +116,7 @@ def _found(name: str) -> Any:
     for one in (getattr(torch, last, None), getattr(functional, last, None), getattr(torch.nn, last, None)):
         computes = isinstance(one, BuiltinFunctionType) and hasattr(torch.Tensor, last)
         is_layer = isinstance(one, type) and issubclass(one, torch.nn.Module)
-        of_torch = getattr(one, "__module__", None) in (functional.__name__, "torch._C._nn")
+        of_torch = getattr(one, "__module__", None) in (functional.__name__, functional.gelu.__module__)
         if (computes or of_torch or is_layer) and known(one)[0] == name:
             return one
     home, found = name, None

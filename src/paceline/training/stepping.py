@@ -266,6 +266,9 @@ class Stepping:
         if self.core.loop.hidden.watches or self.core.loop.hidden.remarks:
             for text in self.core.loop.hidden.check(step.number, several=state.world.size > 1):
                 state.emit(Note(text=text))
+        if self.core.changed.awaited:
+            for text in self.core.changed.unmade(state.replica.model, state.task):
+                state.emit(Note(text=text))
         if self.saving.saver is not None:
             self.saving.saver.poll()
         self.core.journal.step(step, state.position)

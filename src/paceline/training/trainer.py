@@ -33,7 +33,7 @@ from paceline.training.reference import make_task
 from paceline.training.run import Run, engine_of
 from paceline.training.spec import TrainSpec
 from paceline.training.strategy_inputs import structure_of
-from paceline.training.training_mode import EVALUATING, enter_training_mode
+from paceline.training.training_mode import enter_training_mode
 
 
 def main(run: Run, spec: TrainSpec) -> dict[str, Any]:
@@ -62,7 +62,7 @@ class Trainer:
         self.max_grad_norm = spec.max_grad_norm if spec.max_grad_norm is not None else task.max_grad_norm
         self.batch_size = spec.batch_size if spec.batch_size is not None else task.batch_size
         self._modes = Modes()
-        self._came_evaluating = False
+        self._came_evaluating = ""
         self._hooks, self._judge = Hooks(task, self._state, self._declared), Judge(task)
         self._evaluates = _due(task, spec)
         self._state.average = task.average
@@ -129,7 +129,7 @@ class Trainer:
             self._model, self._optimizer, self._schedule, task.buffers(), structure_of(task)
         )
         if self._came_evaluating:
-            self._state.emit(Note(text=EVALUATING))
+            self._state.emit(Note(text=self._came_evaluating))
         self._declared.check()
         check_averages(task.average, replica)
         self._engine.loop.registered.leave(NAME)

@@ -12,7 +12,7 @@ from torch.utils.data import TensorDataset
 
 import paceline
 from paceline.task import Loss
-from paceline.training.training_mode import EVALUATING
+from paceline.training.training_mode import WHOLE, enter_training_mode
 
 HOW: dict[str, Any] = {"threads": 1, "progress": False}
 
@@ -63,7 +63,7 @@ def test_a_model_that_comes_in_evaluation_mode_is_trained_as_any_other(strategy:
         for came, out in folders.items()
     )
     assert came.weights_sha256 == plain.weights_sha256
-    told = [Path(out, "events.jsonl").read_text().count(EVALUATING) for out in folders.values()]
+    told = [Path(out, "events.jsonl").read_text().count(WHOLE) for out in folders.values()]
     assert told == [1, 0]
 
 
@@ -74,3 +74,14 @@ def test_what_a_model_keeps_frozen_stays_frozen(came: str) -> None:
     assert alone.weights_sha256 == both.weights_sha256
     statistics = alone.model()[1].running_mean
     assert torch.equal(statistics, torch.zeros(8))
+
+
+def test_a_body_that_stays_in_evaluation_mode_is_told_of() -> None:
+    body = nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.5)).eval()
+    model = nn.Sequential(body, nn.BatchNorm1d(4).eval(), nn.Linear(4, 1))
+    assert "0 came in evaluation mode, as from_pretrained leaves it, and stays so" in enter_training_mode(
+        model
+    )
+    assert [one.training for one in (model, body, model[1])] == [True, False, False]
+    body.requires_grad_(False)
+    assert not enter_training_mode(model)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -37,6 +38,7 @@ def stored(value: Any) -> Any:
     [
         *(None, True, 3, 0.1, float("nan"), "text", 1j, b"\x00\xff", torch.float16, torch.device("cpu")),
         *((1, [2, {"a": {3, (4, "b")}}]), frozenset({1}), {1: None, "b": (2, "x")}),
+        *(np.float64(0.1), np.float32(0.1), np.int64(3), np.bool_(True)),
         *(torch.relu, torch.tanh, F.gelu, F.relu, nn.GELU, halve, Net),
     ],
 )
@@ -57,7 +59,10 @@ def test_other_functions_are_not_looked_up(name: str) -> None:
 @pytest.mark.parametrize(
     "entry",
     [{}, {"alike": 3, "others": []}, {"alike": [["a", "__class__", 1, 2]], "others": []}]
-    + [{"alike": [["a", "b", 1, value]], "others": []} for value in ([], ["os", []], ["dtype", ["load"]])],
+    + [
+        {"alike": [["a", "b", 1, value]], "others": []}
+        for value in ([], ["os", []], ["dtype", ["load"]], ["numpy", ["O", "00" * 8]])
+    ],
 )
 def test_what_no_run_writes_is_refused(entry: Any) -> None:
     with pytest.raises((LookupError, TypeError, ValueError, AttributeError)):
@@ -123,23 +128,45 @@ def layer(net: Net) -> None:
     net.drop = nn.Identity()  # type: ignore[assignment]
 
 
-@pytest.mark.parametrize(
-    ("act", "says"),
-    [
-        (closure, r"^act of the model was set in the run to .*lambda.*, but this start makes it with torch"),
-        (hook, r"^drop was given other hooks in the run .*, but this start makes it with none"),
-        (layer, r"^drop was replaced in the run and is a Identity by now, but this start makes it a Dropout"),
-    ],
-)
-def test_what_cannot_be_set_is_refused_unless_it_is_so_already(act: Any, says: str) -> None:
+def test_another_layer_is_refused_unless_it_is_there_already() -> None:
+    net, changed = begun()
+    layer(net)
+    then = saved(changed, net)
+    with pytest.raises(
+        InputError, match=r"^drop was replaced in the run and is a Identity by now, but this start makes it a"
+    ):
+        go_on(then, Net())
+    other = Net()
+    layer(other)
+    go_on(then, other)
+
+
+def number(net: Net) -> None:
+    net.drop.p = torch.tensor(0.5)  # type: ignore[assignment]
+
+
+def method(net: Net) -> None:
+    net.act = net.drop.extra_repr
+
+
+def lazy_layer(net: Net) -> None:
+    net.later = nn.GELU()
+
+
+@pytest.mark.parametrize("act", [closure, hook, number, method, lazy_layer])
+def test_what_cannot_be_set_is_told_of_unless_a_first_step_makes_it_again(act: Any) -> None:
     net, changed = begun()
     act(net)
     then = saved(changed, net)
-    with pytest.raises(InputError, match=says):
-        go_on(then, Net())
     other = Net()
+    changed, texts = go_on(then, other)
+    assert not texts
     act(other)
-    go_on(then, other)
+    assert not changed.unmade(other, None)
+    changed, _ = go_on(then, third := Net())
+    (text, *_) = changed.unmade(third, None)
+    assert "was set in the run to what no checkpoint holds" in text
+    assert not changed.awaited
 
 
 def test_a_method_of_an_object_is_left_alone() -> None:
