@@ -117,7 +117,8 @@ class Presence:
         if not is_lost_peer(error) and (error.__cause__ is None or not is_lost_peer(error.__cause__)):
             return None
         until = time.monotonic() + _GONE_S
-        while _store is not None:
+        lookout = None if _store is None else ended.Lookout(_store, self._identity)
+        while _store is not None and lookout is not None:
             with _suppressed():
                 if _store.check([f"{self._place}/left"]):
                     return _as_error(_store.get(f"{self._place}/left"))
@@ -127,6 +128,8 @@ class Presence:
                         "has come to the end of this call, in which others still wait for it. Let all ranks call the same "
                         "function, with the same arguments.",
                     )
+                if (gone := self._ended_in_it(lookout)) is not None:
+                    return gone
             if time.monotonic() > until:
                 break
             time.sleep(_LONGEST_LOOK_S)
@@ -135,12 +138,15 @@ class Presence:
     @contextlib.contextmanager
     def watching(self, interruption: Interruption) -> Iterator[None]:
         """End every wait of this rank's group in the block once another rank has left."""
-        ended = threading.Event()
+        over = threading.Event()
+        lookout = None if _store is None else ended.Lookout(_store, self._identity)
 
         def watch() -> None:
-            while not ended.wait(max(_WATCH_S, self._identity.size / 200)):
+            while not over.wait(max(_WATCH_S, self._identity.size / 200)):
                 with _suppressed():
-                    if _store is not None and _store.check([f"{self._place}/left"]):
+                    if _store is None or lookout is None:
+                        return
+                    if _store.check([f"{self._place}/left"]) or self._ended_in_it(lookout) is not None:
                         interruption.interrupt()
                         return
 
@@ -149,8 +155,18 @@ class Presence:
         try:
             yield
         finally:
-            ended.set()
+            over.set()
             thread.join()
+
+    def _ended_in_it(self, lookout: ended.Lookout) -> WorkerFailedError | None:
+        """Return which rank has ended with this call before its part was done, where one has."""
+        gone = lookout.find()
+        if gone is None or _store is None:
+            return None
+        at = f"presence/at/{gone[0]}"
+        if not _store.check([at]) or _store.get(at).decode() != f"in its {self._call}":
+            return None
+        return WorkerFailedError(*gone, "has ended in this call, before its part was done")
 
 
 def _keep(store: Store, rank: int) -> Store:

@@ -143,3 +143,29 @@ def test_a_rank_that_ends_without_a_word_is_not_waited_for(launcher, when, tmp_p
     assert told[:when] == ["left"] * when
     assert all(one.endswith("has ended and will not come to this call") for one in told[when:])
     assert told[when].startswith("WorkerFailedError: rank 1 on ")
+
+
+VANISHED = (
+    LOOP
+    + """
+def vanish(run):
+    if RANK == "1":
+        os._exit(0)
+    return train(run)
+
+call(leave)
+call(vanish)
+pathlib.Path(f"told-{RANK}.json").write_text(json.dumps(told))
+"""
+)
+
+
+@pytest.mark.parametrize(
+    "launcher", [TORCHRUN, ("-m", "paceline", "run", "-n", "2")], ids=["torchrun", "paceline run"]
+)
+def test_nor_is_one_that_ends_so_in_a_call(launcher, tmp_path):
+    (tmp_path / "script.py").write_text(VANISHED)
+    start(tmp_path, *launcher, "script.py")
+    _, told = json.loads((tmp_path / "told-0.json").read_text())
+    assert told.startswith("WorkerFailedError: rank 1 on ")
+    assert told.endswith("has ended in this call, before its part was done")
