@@ -292,6 +292,8 @@ class DdpReducer(Reducer):
                 one.grad = total
             elif one.grad is not None:
                 self._in_buckets.append(one)
+        if not self._in_buckets:
+            return
         stats = self.step.loss_stats
         if self.may_be_kept():
             self.give_up_sums()
