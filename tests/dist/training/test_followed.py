@@ -93,8 +93,8 @@ def test_a_run_that_was_cut_short_and_lost_its_state(tmp_path: Path, alone: tupl
     outcomes = follow(tmp_path, "fsdp", 2, [("evaluation", 20, 1)], resume=True, save_every=100)
     assert_same(tmp_path, outcomes, alone)
     ((result, log, committed),) = follow(tmp_path, "single", 1, resume=True)
-    # It is at its end: nothing is taken again, and nothing told again.
-    assert (log, committed, result["steps"]) == (alone[1][1], [], 30)
+    # It is at its end: nothing is taken again, and nothing told again beside what was told when the last one was written.
+    assert (log, [*committed, 30], result["steps"]) == (alone[1][1], outcomes[0][2], 30)
     assert (result["metrics"], result["best"]["step"]) == (alone[1][0]["metrics"], 15)
 
 
