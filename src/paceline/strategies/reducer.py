@@ -39,9 +39,14 @@ class Reducer:
         """Whether a step with it may be captured as a CUDA graph: it talks to no other worker."""
         return type(self) is Reducer and self.world.size == 1
 
-    def __init__(self, world: World) -> None:
-        """`world` holds the workers that samples are dealt to."""
+    def __init__(self, world: World, *, divides_early: bool = False) -> None:
+        """`world` holds the workers that samples are dealt to.
+
+        Where it `divides_early`, a step of a single pass starts that pass from one over its true weight: the gradients need
+        no correction, which reads and writes all of them. The weight is rounded otherwise then: only where no bits are promised.
+        """
         self.world = world
+        self._divides_early, self._divided = divides_early, False
 
     def wire(self, step: StepState) -> None:
         """Take hold of what trains now: once before the first step, and when that has changed."""
@@ -59,7 +64,8 @@ class Reducer:
         step = self.step
         if loss.auxiliary:
             step.auxiliary.backward(loss.auxiliary, step.start, step.work.size)
-        run_backward((loss.total, step.loss_stats), step.starts(loss))
+        self._divided = self._divides_early and step.is_whole(loss)
+        run_backward((loss.total, step.loss_stats), step.starts(loss, divided=self._divided))
 
     def close_shard(self, index: int) -> None:
         """Put a finished shard's gradients into the tree."""
@@ -84,7 +90,7 @@ class Reducer:
         if entry is None:
             return None
         terms = step.auxiliary.entries() if step.auxiliary.names else {}
-        return StepResult(step.work.number, step.work.size, entry, terms)
+        return StepResult(step.work.number, step.work.size, entry, terms, divided=self._divided)
 
     def factor(self, result: StepResult) -> Tensor | float:
         """Return what the gradients, which are over the number of samples, are to be multiplied by."""

@@ -78,7 +78,8 @@ class Replica:
     ) -> None:
         """`world` is everybody who holds a part of the state."""
         self.world, self.placement = world, placement
-        self.reducer = Reducer(world) if reducer is None else reducer
+        bitwise = inputs.exactness is Exactness.BITWISE
+        self.reducer = Reducer(world, divides_early=not bitwise) if reducer is None else reducer
         self.schedule = Schedule() if schedule is None else schedule
         self.update = update
         check_trainable([one for one in self.model.parameters() if one.requires_grad])

@@ -18,7 +18,14 @@ class StepResult:
     """Sums that may still be on their way from a GPU: reading a number waits for it, making the result does not."""
 
     def __init__(
-        self, number: int, size: int, entry: Tensor, terms: Mapping[str, Tensor], *, again: bool = False
+        self,
+        number: int,
+        size: int,
+        entry: Tensor,
+        terms: Mapping[str, Tensor],
+        *,
+        again: bool = False,
+        divided: bool = False,
     ) -> None:
         self.number = number
         """How many steps came before this one."""
@@ -26,6 +33,8 @@ class StepResult:
         """Samples of the global batch."""
         self.again = again
         """Whether a worker was lost in the middle: nothing was updated, and the step is given once more."""
+        self._divided = divided
+        """Whether the gradients are over the true weight as they are."""
         self.entry = entry
         """The sum of the losses and the sum of the weights."""
         self.on_cpu = entry.device.type == "cpu"
@@ -94,6 +103,8 @@ class StepResult:
     @property
     def factor(self) -> Tensor | float:
         """What turns gradients over the number of samples into gradients over the true weight."""
+        if self._divided:
+            return 1.0
         return self.size / (self._read[1] if self.on_cpu else self.entry[1])
 
     @property

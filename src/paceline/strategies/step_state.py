@@ -151,13 +151,28 @@ class StepState:
             start = self.scaler.scale(start)
         return start if self.device == self._home else start.to(self.device)
 
-    def starts(self, loss: Loss) -> tuple[Tensor, Tensor]:
-        """Return the gradients that a pass starts from at the loss and at its statistics."""
-        dtype, size = loss.total.dtype, self.work.size
-        known = self._starts.get((size, dtype)) if self.scaler is None and self.device is self._home else None
-        return self.start(dtype) if known is None else known, gradients.loss_entry(
-            loss, size, self.loss_stats.dtype
+    def is_whole(self, loss: Loss) -> bool:
+        """Return whether a loss is that of the whole global batch, by whose weight its backward pass may divide."""
+        shards = self.work.shards
+        return (
+            self.shards == len(shards) == 1
+            and len(shards[0].batches) == 1
+            and not loss.auxiliary
+            and self.scaler is None
+            and loss.total.dtype in (torch.float32, torch.float64)
         )
+
+    def starts(self, loss: Loss, *, divided: bool = False) -> tuple[Tensor, Tensor]:
+        """Return the gradients that a pass starts from at the loss and at its statistics.
+
+        The loss is `divided` by its own weight, else by the number of samples.
+        """
+        dtype, size = loss.total.dtype, self.work.size
+        entry = gradients.loss_entry(loss, size, self.loss_stats.dtype)
+        if divided:
+            return entry[1].reciprocal().to(loss.total.device, dtype), entry
+        known = self._starts.get((size, dtype)) if self.scaler is None and self.device is self._home else None
+        return self.start(dtype) if known is None else known, entry
 
     def take(self) -> Gradients:
         """Return the gradients gathered since the last call, auxiliary ones behind the main ones."""
