@@ -27,11 +27,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from gpu import CASES, Gpt2
 from torch import nn
 from torch.utils.data import TensorDataset
 
 import paceline
+from gpu import CASES, Gpt2
 
 RESULT = Path(__file__).with_name("results") / "final_save.json"
 CONTENDERS = ("torch.save", "torch.save, synced", "paceline")

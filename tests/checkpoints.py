@@ -11,7 +11,7 @@ from paceline.checkpoint.contents import CheckpointMetadata, Contents, plain_ext
 from paceline.checkpoint.durable import committing
 from paceline.checkpoint.planning import ShardInventory, assign_writers
 from paceline.checkpoint.read import Loaded, read
-from paceline.checkpoint.tensors import apart, dense
+from paceline.checkpoint.tensors import dense
 from paceline.errors import CheckpointError
 from paceline.state.chunks import MODEL, split
 
@@ -64,6 +64,6 @@ def contents_of(step: int, state: Mapping[str, Any]) -> Contents:
     return Contents(
         metadata=metadata,
         plan=plan,
-        tensors=apart(written(held.chunks, plan.keys[0])),
+        tensors=written(held.chunks, plan.keys[0]),
         extra_state=plain_extra_state(held.extra_state),
     )

@@ -39,9 +39,13 @@ class Background(Generic[Value]):
         self._thread.join(seconds)
         return self.done
 
+    def wait(self) -> None:
+        """Wait for the end, whatever it came to."""
+        self._thread.join()
+
     def result(self) -> Value:
         """Wait for the end; give what the work came to, or raise what went wrong."""
-        self._thread.join()
+        self.wait()
         if self._failure is not None:
             raise self._failure
         return self._outcome[0]

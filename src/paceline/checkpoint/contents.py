@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import Tensor
 
-from paceline.checkpoint.durable import FileRecord
+from paceline.checkpoint.file_record import FileRecord
 from paceline.checkpoint.fingerprint import weights_sha256
 from paceline.checkpoint.manifest import MODEL_PREFIX, Manifest
 from paceline.checkpoint.parts import StoredTensors
@@ -45,7 +45,7 @@ class Contents:
     metadata: CheckpointMetadata
     plan: WritePlan
     tensors: Mapping[str, Tensor]
-    """What goes into this worker's part: on the CPU, none in the memory of another."""
+    """What goes into this worker's part: the training's own, or copies on the CPU."""
     extra_state: Mapping[str, Any]
 
     def manifest(self, files: Mapping[str, FileRecord], weights: str) -> Manifest:
@@ -60,20 +60,28 @@ class Contents:
             weights_sha256=weights,
         )
 
+    @property
+    def is_whole(self) -> bool:
+        """Whether this worker writes everything: servers, which hold everything, are not the first."""
+        return len(self.plan.writers) == 1 and self.plan.tensors.keys() <= self.tensors.keys()
+
     def fingerprint(self, folder: Path) -> str:
         """Return the sha256 of the weights, whose parts are all written into a folder."""
-        # In memory only where this worker is the one that writes: servers, which hold everything, are not the first.
-        if len(self.plan.writers) == 1 and self.plan.tensors.keys() <= self.tensors.keys():
-            keys = {key: key for key in self.tensors} | self.plan.aliases
-            return weights_sha256(
-                {
-                    key.removeprefix(MODEL_PREFIX): self.tensors[target]
-                    for key, target in keys.items()
-                    if key.startswith(MODEL_PREFIX)
-                }
-            )
+        if self.is_whole:
+            return self.fingerprint_in_memory()
         with StoredTensors(folder, self.manifest({}, "")) as parts:
             return weights_sha256(parts.model)
+
+    def fingerprint_in_memory(self) -> str:
+        """Return the same where this worker writes everything."""
+        keys = {key: key for key in self.tensors} | self.plan.aliases
+        return weights_sha256(
+            {
+                key.removeprefix(MODEL_PREFIX): self.tensors[target]
+                for key, target in keys.items()
+                if key.startswith(MODEL_PREFIX)
+            }
+        )
 
 
 def written(chunks: Mapping[str, TensorChunk], keys: tuple[str, ...]) -> dict[str, Tensor]:

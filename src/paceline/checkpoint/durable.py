@@ -9,18 +9,11 @@ import re
 import shutil
 from contextlib import suppress
 from pathlib import Path
-from typing import NamedTuple
 
+from paceline.checkpoint.file_record import FileRecord
 from paceline.checkpoint.formats import FORMATS
 from paceline.documents import DocumentError, open_regular
 from paceline.errors import CheckpointError, DiskFaultError
-
-
-class FileRecord(NamedTuple):
-    """What a file must be to count as undamaged."""
-
-    size: int
-    sha256: str
 
 
 def sync(path: Path) -> None:

@@ -11,6 +11,7 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+from paceline.checkpoint.file_record import FileRecord
 from paceline.checkpoint.safetensors_format import SafetensorsFormat
 
 if TYPE_CHECKING:
@@ -30,8 +31,8 @@ class Format(Protocol):
     def holds(self, dtype: torch.dtype) -> bool:
         """Return whether a part can hold numbers of this type."""
 
-    def write_part(self, path: Path, tensors: Mapping[str, Tensor]) -> None:
-        """Write tensors that share no memory; the disk may not hold them yet."""
+    def write_part(self, path: Path, tensors: Mapping[str, Tensor]) -> FileRecord:
+        """Write tensors, wherever they are, and return what the file is; the disk may not hold it yet."""
 
     def open_part(self, path: Path) -> AbstractContextManager[Any]:
         """Open a part: an object with `get_tensor(key)` and `get_slice(key)[slices]`, which read no more than that."""

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from paceline.checkpoint.best import Scored, best_of
-from paceline.checkpoint.durable import FileRecord, verify
+from paceline.checkpoint.durable import verify
+from paceline.checkpoint.file_record import FileRecord
 from paceline.checkpoint.manifest import COMMITTED, EXTRA_STATE, MANIFEST, Manifest, newest_readable
 from paceline.checkpoint.stored import Stored
 from paceline.errors import CheckpointError

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from paceline import documents
-from paceline.checkpoint.durable import FileRecord
+from paceline.checkpoint.file_record import FileRecord
 from paceline.checkpoint.formats import FORMATS, WRITTEN
 from paceline.checkpoint.stored import Stored
 from paceline.checkpoint.terms import check_meta, check_position, check_tensors

@@ -17,8 +17,9 @@ from typing import Any
 
 from torch import Tensor
 
-from paceline.checkpoint.durable import FileRecord, remove, sync, sync_and_hash
+from paceline.checkpoint.durable import remove, sync, sync_and_hash
 from paceline.checkpoint.extra_state import write_extra_state
+from paceline.checkpoint.file_record import FileRecord
 from paceline.checkpoint.formats import FORMATS, WRITTEN
 from paceline.checkpoint.manifest import EXTRA_STATE
 from paceline.errors import CheckpointError, DiskFaultError
@@ -65,10 +66,11 @@ class PendingCheckpoint:
         """Name the file of one part."""
         return self.partial / FORMATS[WRITTEN].part.format(number)
 
-    def write_part(self, number: int, tensors: Mapping[str, Tensor]) -> None:
-        """Write one part; the disk may not hold it yet."""
-        FORMATS[WRITTEN].write_part(self.part(number), tensors)
+    def write_part(self, number: int, tensors: Mapping[str, Tensor]) -> FileRecord:
+        """Write one part, and return what its file is; the disk may not hold it yet."""
+        record = FORMATS[WRITTEN].write_part(self.part(number), tensors)
         fault_points.hit(fault_points.CHECKPOINT)
+        return record
 
     def complete(
         self, parts: Mapping[int, FileRecord], extra_state: Mapping[str, Any]

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from contextlib import AbstractContextManager, suppress
+from contextlib import AbstractContextManager
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from safetensors import SafetensorError, safe_open
 
+from paceline.checkpoint.file_record import FileRecord
 from paceline.errors import CheckpointError
 
 if TYPE_CHECKING:
@@ -25,21 +26,13 @@ class SafetensorsFormat:
     part = "part-{}.safetensors"
     error: type[Exception] = SafetensorError
 
-    @cache  # noqa: B019  (there is one, in the table)
     def holds(self, dtype: torch.dtype) -> bool:
         """Return whether a part can hold numbers of this type."""
-        import torch
-        from safetensors.torch import save
+        return _name_of(dtype) is not None
 
-        try:
-            save({"one": torch.empty(0, dtype=dtype)})
-        except KeyError:
-            return False
-        return True
-
-    def write_part(self, path: Path, tensors: Mapping[str, Tensor]) -> None:
-        """Write tensors that share no memory; the disk may not hold them yet."""
-        write_tensors(path, tensors, {"format": "pt"})
+    def write_part(self, path: Path, tensors: Mapping[str, Tensor]) -> FileRecord:
+        """Write tensors, wherever they are, and return what the file is; the disk may not hold it yet."""
+        return write_tensors(path, tensors, {"format": "pt"})
 
     def open_part(self, path: Path) -> AbstractContextManager[Any]:
         """Open a part."""
@@ -47,31 +40,45 @@ class SafetensorsFormat:
         return opened
 
 
-def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> None:
-    """Write tensors that share no memory as one safetensors file, into a folder of its own."""
-    from safetensors.torch import save_file
+def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> FileRecord:
+    """Write tensors, wherever they are, as one safetensors file, and return what it is.
+
+    safetensors' own writer copies all of them first, and sorts the metadata differently each time, so files differ.
+    """
+    from paceline.checkpoint.hashed_file import HashedFile
+
+    header: dict[str, Any] = {"__metadata__": dict(sorted(metadata.items()))}
+    order = sorted(
+        tensors, key=lambda name: (-tensors[name].element_size(), name)
+    )  # so that numbers are aligned
+    start = 0
+    for name in order:
+        tensor, kind = tensors[name], _name_of(tensors[name].dtype)
+        if kind is None:
+            raise CheckpointError(
+                f"cannot save {name.removeprefix('model/')}: safetensors has no type {tensor.dtype}. Keep it in another type."
+            )
+        end = start + tensor.numel() * tensor.element_size()
+        header[name] = {"dtype": kind, "shape": list(tensor.shape), "data_offsets": [start, end]}
+        start = end
+    text = json.dumps(header, ensure_ascii=False, separators=(",", ":")).encode()
+    text = text.ljust(-(-len(text) // 8) * 8)
+    with HashedFile(path) as file:
+        file.write(len(text).to_bytes(8, "little") + text)
+        for name in order:
+            file.write_tensor(tensors[name])
+        return file.record()
+
+
+@cache
+def _name_of(dtype: torch.dtype) -> str | None:
+    """Return what safetensors calls a type; None where it has none, or holds several numbers in one of torch's."""
+    import torch
+    from safetensors.torch import save
 
     try:
-        save_file(dict(tensors), path, metadata=dict(metadata))
-    except KeyError as error:
-        name = next((name for name, tensor in tensors.items() if tensor.dtype == error.args[0]), "a tensor")
-        raise CheckpointError(
-            f"cannot save {name.removeprefix('model/')}: safetensors has no type {error.args[0]}. Keep it in another type."
-        ) from error
-    if len(metadata) > 1:
-        _sort_metadata(path)
-    # safetensors makes files that only their owner may read. Some disks know no modes.
-    with suppress(PermissionError):
-        path.chmod(path.parent.stat().st_mode & 0o666)
-
-
-def _sort_metadata(path: Path) -> None:
-    """Write the metadata of a file in the order of its names: safetensors takes another one each time, and files differ."""
-    with path.open("r+b") as file:
-        size = int.from_bytes(file.read(8), "little")
-        header = json.loads(file.read(size))
-        header["__metadata__"] = dict(sorted(header["__metadata__"].items()))
-        text = json.dumps(header, ensure_ascii=False, separators=(",", ":")).encode()
-        if len(text) <= size:  # else it was written in other words, and stays
-            file.seek(8)
-            file.write(text.ljust(size))
+        written = save({"one": torch.empty(1, dtype=dtype)})
+    except (KeyError, RuntimeError):
+        return None
+    told = json.loads(written[8 : 8 + int.from_bytes(written[:8], "little")])["one"]
+    return told["dtype"] if told["shape"] == [1] else None

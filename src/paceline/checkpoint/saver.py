@@ -22,7 +22,8 @@ from paceline.checkpoint.contents import (
     with_slots,
     written,
 )
-from paceline.checkpoint.durable import FileRecord, committing, discarding, remove
+from paceline.checkpoint.durable import committing, discarding, remove
+from paceline.checkpoint.file_record import FileRecord
 from paceline.checkpoint.pending_checkpoint import Fault, PendingCheckpoint
 from paceline.checkpoint.planning import ShardInventory, WritePlan, assign_writers
 from paceline.checkpoint.staging import Staging
@@ -217,7 +218,6 @@ class Saver:
 
     def _write(self, world: World, writing: Writing) -> Fault:
         """Write the checkpoint in the foreground: all workers wait."""
-        writing = writing.in_place()
         fault = Fault()
         saved: Saved | None = None
         with _tidy(world, writing.pending):
@@ -227,7 +227,7 @@ class Saver:
                 part = writing.begin_part()
                 fault = _worst(all_gather_object(world.comm, part.fault))
                 if world.is_first and not fault:
-                    # All parts can be read now. This takes about as long as the others' hashes of their own.
+                    # All parts can be read now, while they go to the disk.
                     weights = Background(lambda _: writing.fingerprint())
                 told = all_gather_object(world.comm, part.record())
                 fault = fault or _worst(one for _, one in told)

@@ -16,11 +16,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from paceline.checkpoint.background import Background
 from paceline.checkpoint.best import Score, Scores, score_of
 from paceline.checkpoint.compare import same
 from paceline.checkpoint.contents import Contents
-from paceline.checkpoint.durable import FileRecord, remove, sync, sync_and_hash
+from paceline.checkpoint.durable import remove, sync
 from paceline.checkpoint.extra_state import read_extra_state
+from paceline.checkpoint.file_record import FileRecord
 from paceline.checkpoint.leftovers import beside, discard, holds_others_files, sweep
 from paceline.checkpoint.manifest import COMMITTED, Manifest, committed
 from paceline.checkpoint.parts import StoredTensors
@@ -88,9 +90,15 @@ class Checkpoints:
 
     def _write_once(self, pending: PendingCheckpoint, contents: Contents) -> str:
         self.open(pending)
-        pending.write_part(0, contents.tensors)
-        files = pending.complete({0: sync_and_hash(pending.part(0))}, contents.extra_state)
-        weights = contents.fingerprint(pending.partial)
+        early = Background(lambda _: contents.fingerprint_in_memory()) if contents.is_whole else None
+        try:
+            record = pending.write_part(0, contents.tensors)
+            sync(pending.part(0))
+            files = pending.complete({0: record}, contents.extra_state)
+        finally:
+            if early is not None:
+                early.wait()  # it reads what the training writes to
+        weights = contents.fingerprint(pending.partial) if early is None else early.result()
         self.commit(pending, contents.manifest(files, weights))
         return weights
 

@@ -52,18 +52,6 @@ def tied(chunks: Mapping[str, TensorChunk]) -> dict[str, str]:
     return aliases
 
 
-def apart(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return tensors on the CPU that share no memory, as safetensors wants them."""
-    made: dict[str, Tensor] = {}
-    taken: set[int] = set()
-    for name, tensor in tensors.items():
-        stored = whole(tensor)
-        # The same memory under another shape or type: safetensors refuses it, so it gets its own.
-        made[name] = stored.clone() if stored.numel() and stored.data_ptr() in taken else stored
-        taken.add(made[name].data_ptr())
-    return made
-
-
 def plain(value: Any, where: str) -> Any:
     """Copy a nested state down to tensors, numbers, strings, arrays, dicts, lists and tuples, and nothing else."""
     if isinstance(value, Tensor):

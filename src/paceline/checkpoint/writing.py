@@ -10,11 +10,11 @@ from pathlib import Path
 
 from paceline.checkpoint.background import Background
 from paceline.checkpoint.contents import Contents
-from paceline.checkpoint.durable import FileRecord, committing, disk_fault, hash_file, sync
+from paceline.checkpoint.durable import committing, disk_fault, sync
+from paceline.checkpoint.file_record import FileRecord
 from paceline.checkpoint.pending_checkpoint import Fault, PendingCheckpoint
 from paceline.checkpoint.staging import Staging
 from paceline.checkpoint.store import Checkpoints
-from paceline.checkpoint.tensors import apart
 from paceline.errors import CheckpointError
 from paceline.world.interruption import Interruption
 
@@ -40,21 +40,23 @@ class Saved:
 
 @dataclass(frozen=True)
 class PartWriting:
-    """One worker's part that is on the disk, or is not."""
+    """One worker's part that is written, or is not."""
 
     final: Path
     fault: Fault
-    _hashed: Callable[[], FileRecord] | None
-    """Waits for the record of the file; None where this worker has no part, or it was not written."""
+    _path: Path | None = None
+    """None where this worker has no part, or it was not written."""
+    _written: FileRecord | None = None
 
     def record(self) -> tuple[FileRecord | None, Fault]:
-        """Return what the file is, or why it is not there."""
-        if self.fault or self._hashed is None:
+        """Bring it to the disk; return what the file is, or why it is not there."""
+        if self._path is None:
             return None, self.fault
         try:
-            return self._hashed(), Fault()
+            sync(self._path)
         except Exception as error:  # noqa: BLE001  (raised again unless it is a fault of the save)
             return None, fault_of(error, self.final)
+        return self._written, Fault()
 
 
 def fault_of(error: Exception, final: Path) -> Fault:
@@ -83,10 +85,6 @@ class Writing:
         """Whether the first worker writes everything."""
         return self.contents.plan.writers == (0,)
 
-    def in_place(self) -> Writing:
-        """Get ready to write from the memory of the training itself."""
-        return replace(self, contents=replace(self.contents, tensors=apart(self.contents.tensors)))
-
     def copied(self, staging: Staging) -> Writing:
         """Return the same with copies of all tensors, which can be written while training continues."""
         contents = self.contents
@@ -96,17 +94,15 @@ class Writing:
         )
 
     def begin_part(self) -> PartWriting:
-        """Bring this worker's part, if it has one, to the disk; its hash is taken meanwhile, in another thread."""
+        """Write this worker's part, if it has one; the disk may not hold it yet."""
+        final = self.pending.final
         if self.part is None:
-            return PartWriting(self.pending.final, Fault(), None)
-        path = self.pending.part(self.part)
+            return PartWriting(final, Fault())
         try:
-            self.pending.write_part(self.part, self.contents.tensors)
-            job = Background(lambda _: hash_file(path))
-            sync(path)
+            written = self.pending.write_part(self.part, self.contents.tensors)
         except Exception as error:  # noqa: BLE001  (raised again unless it is a fault of the save)
-            return PartWriting(self.pending.final, fault_of(error, self.pending.final), None)
-        return PartWriting(self.pending.final, Fault(), job.result)
+            return PartWriting(final, fault_of(error, final))
+        return PartWriting(final, Fault(), self.pending.part(self.part), written)
 
     def write_part_and_mark(self) -> None:
         """Write this worker's part, if it has one, and leave word of it in the folder."""

@@ -1,4 +1,4 @@
-"""One worker that computes a global batch in one pass: without promised bits, nothing is done to its gradients behind the pass."""
+"""One worker that computes a global batch in one pass: where no bits are promised its gradients need no correction."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def made() -> tuple[nn.Module, torch.optim.Optimizer]:
 
 def trained(run: paceline.Run, loss: Any) -> tuple[list[Any], str]:
     """Return what the gradients were multiplied by in the end and the weight of each step, and the weights."""
-    model, _ = run.prepare(*made())
+    run.prepare(*made())
     data = TensorDataset(FEATURES)
     results = [step.compute(loss) for step in run.steps(data, batch_size=BATCH, epochs=1)]
     return [(one.applied_factor, one.weight) for one in results], run.weights_sha256()

@@ -13,6 +13,8 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from paceline.checkpoint import export, load
+from paceline.checkpoint.durable import hash_file
+from paceline.checkpoint.file_record import FileRecord
 from paceline.checkpoint.formats import FORMATS, WRITTEN
 from paceline.checkpoint.inspection import inspect
 from tests.checkpoints import Checkpoints
@@ -25,8 +27,9 @@ class Pickled:
     def holds(self, dtype: torch.dtype) -> bool:
         return True
 
-    def write_part(self, path: Path, tensors: Mapping[str, Tensor]) -> None:
+    def write_part(self, path: Path, tensors: Mapping[str, Tensor]) -> FileRecord:
         torch.save(dict(tensors), path)
+        return hash_file(path)
 
     @contextmanager
     def open_part(self, path: Path) -> Iterator[Any]:
