@@ -120,9 +120,13 @@ class _PieceThread:
         self._pieces.put(piece)
 
     def check(self) -> None:
-        """Raise what went wrong."""
-        if self._failure is not None:
-            raise self._failure
+        """Raise what went wrong, once: the error holds this thread's frame, and nothing here may hold the error."""
+        failure, self._failure = self._failure, None
+        try:
+            if failure is not None:
+                raise failure
+        finally:
+            del failure
 
     def end(self, *, given_up: bool = False) -> None:
         """Wait until all is done, or nothing more where it is `given_up`."""
@@ -133,11 +137,11 @@ class _PieceThread:
 
     def _run(self) -> None:
         while (piece := self._pieces.get()) is not None:
-            if not (self._given_up or self._failure):
+            if not self._given_up:
                 try:
                     self._work(piece)
                 except BaseException as error:  # noqa: BLE001  (raised again in the thread that hands pieces over)
-                    self._failure = error
+                    self._failure, self._given_up = error, True
 
 
 def _bytes_of(tensor: Tensor) -> Tensor:
