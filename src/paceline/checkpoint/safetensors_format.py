@@ -77,7 +77,9 @@ def _name_of(dtype: torch.dtype) -> str | None:
     from safetensors.torch import save
 
     try:
-        written = save({"one": torch.empty(0, 1, dtype=dtype)})  # a model may be in the making, of tensors without memory
+        written = save(
+            {"one": torch.empty(0, 1, dtype=dtype)}
+        )  # a model may be in the making, of tensors without memory
     except KeyError:
         return None
     told = json.loads(written[8 : 8 + int.from_bytes(written[:8], "little")])["one"]
