@@ -33,7 +33,7 @@ from paceline.training.reference import make_task
 from paceline.training.run import Run, engine_of
 from paceline.training.spec import TrainSpec
 from paceline.training.strategy_inputs import structure_of
-from paceline.training.training_mode import enter_training_mode
+from paceline.training.training_mode import TrainingMode
 
 
 def main(run: Run, spec: TrainSpec) -> dict[str, Any]:
@@ -62,7 +62,7 @@ class Trainer:
         self.max_grad_norm = spec.max_grad_norm if spec.max_grad_norm is not None else task.max_grad_norm
         self.batch_size = spec.batch_size if spec.batch_size is not None else task.batch_size
         self._modes = Modes()
-        self._came_evaluating = ""
+        self._training_mode, self._came_evaluating = TrainingMode(), ""
         self._hooks, self._judge = Hooks(task, self._state, self._declared), Judge(task)
         self._evaluates = _due(task, spec)
         self._state.average = task.average
@@ -154,11 +154,13 @@ class Trainer:
     def _model(self) -> nn.Module:
         made: Any = self.task.model()
         if isinstance(made, nn.Module):
-            self._came_evaluating = enter_training_mode(made)
+            self._training_mode.enter(made)
         return made  # type: ignore[no-any-return]  # what is none is refused where it is looked at
 
     def _optimizer(self, model: nn.Module) -> Optimizer:
         made, average = self.task.optimizer(model), self.task.average
+        if isinstance(made, Optimizer):
+            self._came_evaluating = self._training_mode.note(model, made)
         return made if average is None else keep_average(made, average, lambda: self._state.position.number)
 
     def _schedule(self, optimizer: Optimizer) -> LRScheduler | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from torch.utils.data import TensorDataset
 
 import paceline
 from paceline.task import Loss
-from paceline.training.training_mode import WHOLE, enter_training_mode
+from paceline.training.training_mode import WHOLE, TrainingMode
 
 HOW: dict[str, Any] = {"threads": 1, "progress": False}
 
@@ -76,12 +77,114 @@ def test_what_a_model_keeps_frozen_stays_frozen(came: str) -> None:
     assert torch.equal(statistics, torch.zeros(8))
 
 
-def test_a_body_that_stays_in_evaluation_mode_is_told_of() -> None:
-    body = nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.5)).eval()
+def told(model: nn.Module, optimized: list[nn.Module] | None = None) -> str:
+    mode = TrainingMode()
+    mode.enter(model)
+    weights = [one for part in optimized or [model] for one in part.parameters()]
+    return mode.note(model, torch.optim.SGD(weights, lr=0.1))
+
+
+class OfTheUsers(nn.Module):
+    """A layer of the user's, with a weight, that asks for its mode in a method of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.mixed(self.layer(x))
+
+    def mixed(self, x: Tensor) -> Tensor:
+        return nn.functional.dropout(x, 0.5, self.training)
+
+
+class Upwards(OfTheUsers):
+    @torch.autocast("cpu")
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x)
+
+
+class Helped(OfTheUsers):
+    def mixed(self, x: Tensor) -> Tensor:
+        return thinned(self, x)
+
+
+def thinned(module: nn.Module, x: Tensor) -> Tensor:
+    return nn.functional.dropout(x, 0.5, module.training)
+
+
+class Plain(OfTheUsers):
+    def mixed(self, x: Tensor) -> Tensor:
+        return nn.functional.relu(x)
+
+
+ACCIDENTS: dict[str, Callable[[], nn.Module]] = {
+    "Dropout": lambda: nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.5)),
+    "BatchNorm1d": lambda: nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4)),
+    "MultiheadAttention": lambda: nn.TransformerEncoderLayer(4, 2, 8),
+    "GRU": lambda: nn.ModuleDict({"rnn": nn.GRU(4, 4, 2, dropout=0.1)}),
+    "OfTheUsers": OfTheUsers,
+    "Upwards": Upwards,
+    "Helped": Helped,
+}
+PURPOSES: dict[str, Callable[[], nn.Module]] = {
+    "nothing depends on the mode": lambda: nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.LayerNorm(4)),
+    "dropout of nothing": lambda: nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.0)),
+    "without statistics": lambda: nn.Sequential(
+        nn.Linear(4, 4), nn.BatchNorm1d(4, track_running_stats=False)
+    ),
+    "normalisation alone": lambda: nn.Sequential(nn.BatchNorm1d(4), nn.ReLU(), nn.Dropout(0.1)),
+    "a layer alone": lambda: nn.BatchNorm1d(4),
+    "code that does not ask": Plain,
+}
+
+
+@pytest.mark.parametrize("kind", ACCIDENTS)
+def test_a_body_that_stays_in_evaluation_mode_is_told_of(kind: str) -> None:
+    body = ACCIDENTS[kind]().eval()
     model = nn.Sequential(body, nn.BatchNorm1d(4).eval(), nn.Linear(4, 1))
-    assert "0 came in evaluation mode, as from_pretrained leaves it, and stays so" in enter_training_mode(
-        model
-    )
+    text = told(model)
+    assert "0 came in evaluation mode, as from_pretrained leaves it, and stays so" in text
+    assert kind in text
     assert [one.training for one in (model, body, model[1])] == [True, False, False]
+    assert not told(model, [model[2]])  # a teacher: no optimizer has its weights
     body.requires_grad_(False)
-    assert not enter_training_mode(model)
+    assert not told(model)
+
+
+@pytest.mark.parametrize("why", PURPOSES)
+def test_a_body_that_is_frozen_on_purpose_is_not_told_of(why: str) -> None:
+    assert not told(nn.Sequential(PURPOSES[why]().eval(), nn.Linear(4, 1)))
+
+
+def test_of_a_model_in_which_nothing_depends_on_the_mode_nothing_is_told() -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.ReLU()).eval()
+    assert not told(model)
+    assert model.training
+
+
+def test_a_train_of_its_own_switches_nothing_on_that_the_task_switched_off() -> None:
+    model = Freezing(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Dropout(0.5), ACCIDENTS["Dropout"]())
+    model[2].eval()
+    assert not told(model)
+    assert [one.training for one in model] == [True, False, False, True]
+    model[3].eval()
+    assert told(model).startswith("3 came in evaluation mode")
+
+
+def test_what_a_train_of_its_own_keeps_frozen_is_not_told_of() -> None:
+    model = Freezing(nn.Linear(4, 4), ACCIDENTS["Dropout"]().eval(), nn.Linear(4, 1))
+    assert not told(model)
+    assert not model[1].training
+
+
+def test_an_outer_train_has_the_last_word() -> None:
+    class Outer(nn.Sequential):
+        def train(self, mode: bool = True) -> Outer:
+            super().train(mode)
+            self[0][2].eval()
+            return self
+
+    model = Outer(Freezing(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Dropout(0.5)))
+    told(model)
+    assert not model[0][2].training

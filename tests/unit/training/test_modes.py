@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import nn
 
-from paceline import Task
+from paceline import CheckpointInfo, Task
 from paceline.training.checks.counters import Modes
 
 
@@ -48,3 +48,22 @@ def test_a_switch_of_the_class() -> None:
     assert modes.note_of_change(task, model, 0) is None
     task.kind = "b"
     assert "kind of the task from 'a' to 'b'" in (modes.note_of_change(task, model, 1) or "")
+
+
+class Keeping(Task):
+    """A task that keeps where its last checkpoint lies, on the worker that commits it."""
+
+    last = None
+
+    def on_checkpoint(self, info: CheckpointInfo) -> None:
+        self.last = str(info.path)  # type: ignore[assignment]
+
+
+def test_what_on_checkpoint_keeps_differs_between_workers() -> None:
+    task, model, modes = Keeping(), Net(), Modes()
+    assert modes.note_of_change(task, model, 0) is None
+    task.on_checkpoint(CheckpointInfo(step=1, path="a"))
+    said = modes.note_of_change(task, model, 1) or ""
+    assert "on_checkpoint switched last of the task from None to 'a' in step 1" in said
+    assert "the one worker that commits" in said
+    assert "in a hook" not in said

@@ -13,6 +13,7 @@ from typing import Any
 
 from torch import nn
 
+from paceline.compat.code_names import names_in
 from paceline.strategies.guards.reached import LOOP, Reached
 from paceline.task import Task
 from paceline.training.checks.carried import tensors_of
@@ -128,11 +129,22 @@ class Modes:
                 was = old.get(key, getattr(type(owner), key, is_now))
                 if was != is_now and (name, key) not in self._told:
                     self._told.add((name, key))
-                    return _switched(f"{key} of {name} from {was!r} to {is_now!r}", number)
+                    what = f"{key} of {name} from {was!r} to {is_now!r}"
+                    code = getattr(task.on_checkpoint, "__code__", None)
+                    if owner is task and code is not None and key in names_in(code):
+                        return _committed(what, number)
+                    return _switched(what, number)
         return None
 
 
 _SWITCHES = (bool, str)
+
+
+def _committed(what: str, number: int) -> str:
+    return (
+        f"on_checkpoint switched {what} in step {number}. It runs on the one worker that commits a checkpoint, so this differs "
+        "between workers: for a log it does no harm; what weights depend on belongs into on_epoch or on_eval, which all call."
+    )
 
 
 def _switched(what: str, number: int) -> str:
