@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
 
 import paceline
@@ -44,3 +45,22 @@ def test_fsdp_beside_tp_is_refused() -> None:
         InputError, match=r"drawn for a weight of which each worker has a part.*'fsdp' or 'ddp'"
     ):
         paceline.launch(redraw, strategy="fsdp=2,tp=2", workers=4, **OPTIONS)
+
+
+def make_and_look() -> nn.Module:
+    """Make the model, and look at a value of it where nobody else does."""
+    made = make()
+    if dist.is_initialized() and dist.get_rank() == 1:
+        float(next(made.parameters()).detach().sum())
+    return made
+
+
+def weights_made(run: paceline.Run) -> str:
+    run.prepare(make_and_look, lambda made: torch.optim.SGD(made.parameters(), lr=0.1))
+    return run.weights_sha256()
+
+
+def test_one_worker_that_cannot_write_its_construction_down_has_all_make_the_model() -> None:
+    options = {**OPTIONS, "elastic": False, "hang_timeout": 20}
+    (alone,) = paceline.launch(weights_made, strategy="single", workers=1, **OPTIONS)
+    assert paceline.launch(weights_made, strategy="fsdp", workers=2, **options) == (alone,) * 2

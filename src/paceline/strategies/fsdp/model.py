@@ -26,7 +26,7 @@ from paceline.strategies.memory.blocks import find_blocks
 from paceline.strategies.memory.meta_init import RecordedInit, record_init
 from paceline.strategies.placement import check_same_start, spread_weights, sum_of_start
 from paceline.strategies.sharded import LocalPart, ShardedTensors
-from paceline.world import World
+from paceline.world import World, all_gather_object
 
 
 @dataclass(frozen=True)
@@ -40,9 +40,20 @@ class Sharded:
     notes: list[str]
 
 
+def _recorded(inputs: StrategyInputs, data: World) -> tuple[RecordedInit | None, str]:
+    """Write the construction down on all workers; where it cannot be on one of them, all make the model plainly."""
+    if not inputs.can_rebuild:
+        return None, ""
+    made, reason = record_init(inputs.make_model)
+    told: list[str] = (
+        all_gather_object(data.comm, "" if made is not None else reason) if data.size > 1 else [reason]
+    )
+    return (None, max(told)) if any(told) else (made, reason)
+
+
 def make_sharded(inputs: StrategyInputs, data: World, place: World, listener: Listener) -> Sharded:
     """Make the model and cut it up among the workers of `place`; `data` is everybody that data is dealt to."""
-    made, reason = record_init(inputs.make_model) if inputs.can_rebuild else (None, "")
+    made, reason = _recorded(inputs, data)
     model = made.model if made is not None else inputs.make_model().to(data.device)
     for refuse in (refuse_sparse, refuse_hooks, refuse_references):
         refuse(model, "fsdp")
