@@ -7,7 +7,7 @@ import os
 import signal
 import traceback
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from paceline.errors import (
@@ -16,6 +16,7 @@ from paceline.errors import (
     LoadingProcessError,
     NonFiniteLossError,
     RecordsError,
+    WorkerFailedError,
     WorkerGoneError,
 )
 from paceline.world.peer_failure_messages import names_a_lost_peer, text_of, writable
@@ -69,7 +70,7 @@ class WorkerFailure:
         """Return in one clause what happened."""
         if self.kind in ("signal", "exit", "hang"):
             return self.message
-        if self.kind == "peer":  # the fact alone: what the user could do, the launcher does
+        if self.kind == "peer" and self.trace:  # the fact alone: what the user could do, the launcher does
             return f"stopped: {next(iter(self.message.splitlines()), '').partition('. ')[0].rstrip('.')}"
         return "failed" if self.trace else f"stopped: {self.message}"
 
@@ -95,6 +96,12 @@ def from_exception(
     for kind, errors in known:
         if isinstance(error, errors):
             return WorkerFailure(rank=rank, host=host, kind=kind, message=text_of(error), step=step)
+    if isinstance(error, WorkerFailedError) and error.rank != rank and not error.trace:
+        # Where this one waited helps nobody.
+        return WorkerFailure(rank=rank, host=host, kind="peer", message=text_of(error), step=step)
+    if isinstance(error, WorkerFailedError) and isinstance(request := error.__cause__, SystemExit):
+        trace = user_traceback(request)
+        return WorkerFailure(rank=rank, host=host, kind="exit", message=error.cause, trace=trace, step=step)
     lost = isinstance(error, WorkerGoneError) or names_a_lost_peer(error)
     return WorkerFailure(
         rank=rank,
@@ -115,6 +122,14 @@ def from_status(status: int, rank: int, host: str, step: int | None = None) -> W
     early = "" if status else " before its part was done"
     message = f"exited with status {status}{early}"
     return WorkerFailure(rank=rank, host=host, kind="exit", message=message, step=step)
+
+
+def follows(failure: WorkerFailure, rank: int, waited_s: float) -> WorkerFailure:
+    """Return a failure for a lost peer with which rank of the script had ended well before it."""
+    if failure.kind != "peer" or not failure.trace:
+        return failure
+    words = f"rank {rank} had ended with status 0, {waited_s:.1f} s before."
+    return replace(failure, trace=f"{failure.trace.rstrip()}\n{words}\n")
 
 
 def nobody_finished(host: str) -> WorkerFailure:

@@ -41,6 +41,9 @@ class Shutdown:
         self.saves_wanted = 0
         """How many signals asked for a checkpoint that has not been ordered yet."""
         self._failures: list[WorkerFailure] = []
+        self._failed_at = 0.0
+        self._ended: tuple[int, float] | None = None
+        """The rank of a script that was the last to end with status 0 by itself, and when."""
         self._next = signal.SIGTERM
         self._killed_at: float | None = None
 
@@ -62,7 +65,11 @@ class Shutdown:
     @property
     def cause(self) -> WorkerFailure | None:
         """What ended it, if it was a failure."""
-        return failures.first_cause(self._failures) if self._failures else None
+        cause = failures.first_cause(self._failures) if self._failures else None
+        if cause is None or self._ended is None:
+            return cause
+        rank, when = self._ended
+        return failures.follows(cause, rank, max(0.0, self._failed_at - when))
 
     def note(self, failure: WorkerFailure) -> None:
         """Take note of what followed; one that only went when it was told to is no cause."""
@@ -70,9 +77,15 @@ class Shutdown:
         if not (was_told and self._failures):
             self._failures.append(failure)
 
+    def note_ended(self, rank: int) -> None:
+        """Take note of a script's end on a rank, with status 0."""
+        if self._next is signal.SIGTERM:
+            self._ended = rank, time.monotonic()
+
     def begin(self, failure: WorkerFailure) -> None:
         """End the launch, because of this."""
         self.note(failure)
+        self._failed_at = time.monotonic()
         wait = ECHO_WAIT_S if failure.kind == "peer" else FIRST_CAUSE_WAIT_S
         self.deadline = time.monotonic() + wait
 

@@ -388,6 +388,7 @@ class Supervisor:
             failure = dataclasses.replace(failure, message=f"was lost: {why.rstrip('.')}") if why else failure
         if failure is None:
             if isinstance(self._plan.jobs[0].call, ScriptCall):
+                self._shutdown.note_ended(entry.rank)
                 self._scheduler.note_ended(entry.rank, self._nodes[entry.node].host)
             self._do(self._membership.ended(number))
         else:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import suppress
 from weakref import WeakKeyDictionary
 
@@ -18,8 +19,8 @@ _ADVICE = (
     "not by a number of one worker's own."
 )
 _CAUGHT = (
-    "All workers must leave it at the same step: where the loop catches an error, raise it again; for `break`, decide by what is "
-    "the same on all of them (step.result.loss, run.evaluate)."
+    "All workers must leave it at the same step: where the loop catches an error, raise it again; for `break` and `return`, "
+    "decide by what is the same on all of them (step.result.loss, run.evaluate)."
 )
 _ENDED = (
     "Its data or steps ended there: give the same epochs and steps on all workers, and of a stream the whole on every worker, "
@@ -107,10 +108,12 @@ class LoopExits:
             world.interruption.check()  # else the store is gone: those who train together can do without it
         self._waits = False
 
-    def check_present(self, world: World, phase: int, number: int) -> None:
-        """Raise where another worker waits for this one outside of the loop, while this one waits for it in a step."""
+    def check_present(self, world: World, phase: int, number: int, ranks: Sequence[int] = ()) -> None:
+        """Raise where another worker (of `ranks`, if given) has left the loop for good, and this one waits for it in a step."""
+        if self._left is not None and self._left[0] >= phase:
+            return  # this one has left it too
         with suppress(DistError):
-            for rank, word in heard(world, f"{self._key(world, phase)}/{_FOR_GOOD}"):
+            for rank, word in heard(world, f"{self._key(world, phase)}/{_FOR_GOOD}", ranks):
                 theirs = int(word.split()[0])
                 if theirs <= number:
                     raise InputError(
@@ -138,8 +141,8 @@ class LoopExits:
 def _check_all(world: World, said: str, number: int, mine: str) -> None:
     here = f"rank {world.rank} left the loop of run.steps {_where(number)}"
 
-    def late(rank: int, waited_s: float) -> InputError:
-        return InputError(f"{here}, and rank {rank} is still in it {waited_s:g} s later. {_advice(mine)}")
+    def late(rank: int, when: str) -> InputError:
+        return InputError(f"{here}, and rank {rank} has not {when}. {_advice(mine)}")
 
     for rank, word in hear(world, said, late):
         theirs, how = word.split()

@@ -70,6 +70,11 @@ class Recovery:
         """Raise where another worker has left the loop, and will never take part in this step."""
         self.exits.check_present(self.group.world, self.group.position.phase, number)
 
+    def check_loop(self, rank: int) -> None:
+        """Raise where one that is waited for has left the loop of `run.steps` that this worker is in."""
+        position = self.group.position
+        self.exits.check_present(self.group.world, position.phase, position.number, (rank,))
+
     def begin(self) -> None:
         """Enter training; a newcomer waits here until it is let in."""
         self._begun = True

@@ -26,9 +26,9 @@ def check_same_call(world: World, called: str) -> None:
     _calls[world.comm] = turn = _calls.get(world.comm, 0) + 1
     mine = f"rank {world.rank} called {called}()"
 
-    def late(rank: int, waited_s: float) -> InputError:
+    def late(rank: int, when: str) -> InputError:
         return InputError(
-            f"{mine}, and rank {rank} has not {waited_s:g} s later. All workers must call it, at the same place of the loop: "
+            f"{mine}, and rank {rank} has not {when}. All workers must call it, at the same place of the loop: "
             "take it out of `if run.world.is_first`, and print there. Where that worker is only slow, raise the hang timeout."
         )
 

@@ -69,6 +69,7 @@ class Step:
         self.result: StepResult | None = None
         self._replica = replica
         self._world = world
+        world.interruption.absent = recovery.check_loop
         self._max_grad_norm = max_grad_norm
         self._applied = applied
         self._recovery = recovery

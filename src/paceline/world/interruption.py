@@ -26,6 +26,8 @@ class Interruption:
         """Asked while the user's code computes a step: whether a failure is a lost peer, so that the step is discarded."""
         self.forsaken: Callable[[], None] | None = None
         """Raises where a worker that is waited for in a step has left the loop, and will never come."""
+        self.absent: Callable[[int], None] | None = None
+        """Does so for the one rank that is waited for, wherever in the loop."""
 
     def outlive(self, action: Callable[[], Value], otherwise: Callable[[], Value]) -> Value:
         """Return what `action` does; where the group breaks in a step that is then discarded, what `otherwise` does.

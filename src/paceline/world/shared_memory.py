@@ -13,14 +13,18 @@ import os
 import select
 import time
 import weakref
+from collections.abc import Callable
 from itertools import chain
 from pathlib import Path
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from paceline.compat import futex
+from paceline.errors import InputError
 from paceline.world import env, spans
+from paceline.world.interruption import LOOK_S
 from paceline.world.objects import all_gather_object
 from paceline.world.world import World
 
@@ -51,7 +55,15 @@ class PeerLostError(RuntimeError):
 class SharedMemoryChannel:
     """Shared memory of the workers of one host, with flags that count up."""
 
-    def __init__(self, memory: mmap.mmap, rank: int, peers: list[int], timeout_s: float) -> None:
+    def __init__(
+        self,
+        memory: mmap.mmap,
+        rank: int,
+        peers: list[int],
+        timeout_s: float,
+        absent: Callable[[int], None] = lambda _: None,
+    ) -> None:
+        """`absent` raises where a peer that is waited for has left the loop that this worker is in."""
         self.rank = rank
         self.size = len(peers)
         self._memory = memory
@@ -71,6 +83,7 @@ class SharedMemoryChannel:
         # With more workers than cores, whoever spins keeps the one it waits for from running.
         self._spin_s = SPIN_S if self.size <= env.cores() else 0.0
         self._timeout_s = timeout_s
+        self._absent, self._looked = absent, 0.0
         self._fences = futex.barrier is futex.full_barrier
         self._next = HEADER
 
@@ -150,6 +163,7 @@ class SharedMemoryChannel:
         if self._flags[word] < value:
             self._check_left(word, value, other)
             self._check_peers(other, started)
+            self._check_loop(word, value, other, started)
 
     def _check_left(self, word: int, value: int, other: int) -> None:
         if not self._flags[self._words[0][other] + _LEFT]:
@@ -158,6 +172,17 @@ class SharedMemoryChannel:
             futex.barrier()
         if self._flags[word] < value:  # it leaves after the last that it posts
             raise PeerLostError(f"connection closed by peer: rank {other} has left the group.")
+
+    def _check_loop(self, word: int, value: int, other: int, started: float) -> None:
+        now = time.perf_counter()
+        if now - max(started, self._looked) < LOOK_S:
+            return
+        self._looked = now
+        try:
+            self._absent(other)
+        except InputError:
+            if self._flags[word] < value:  # it leaves after the last that it posts
+                raise
 
     def _check_peers(self, other: int, started: float) -> None:
         if self._flags[_BROKEN]:
@@ -201,7 +226,13 @@ def open_channel(world: World, timeout_s: float = 300.0) -> SharedMemoryChannel 
             os.close(descriptor)
     if memory is None or not everyone:
         return None
-    channel = SharedMemoryChannel(memory, world.rank, [offer[1] for offer in offers], timeout_s)
+    ranks = dist.get_process_group_ranks(world.comm.group)
+
+    def absent(other: int) -> None:
+        if world.interruption.absent is not None:
+            world.interruption.absent(ranks[other])
+
+    channel = SharedMemoryChannel(memory, world.rank, [offer[1] for offer in offers], timeout_s, absent)
     world.interruption.on_raise(channel.abandon)
     world.closing.append(channel.leave)
     return channel

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 
 from torch.distributed import DistError
@@ -34,13 +34,19 @@ def say_farewell(world: World) -> None:
             store.set(_farewell(world), "")
 
 
+def say_returned(world: World) -> None:
+    """Publish that this worker's function has ended, for those that wait for a word of it."""
+    with suppress(DistError, InterruptedWaitError, PacelineError):
+        tell(world, _returned(world), "")
+
+
 def hear(
-    world: World, key: str, late: Callable[[int, float], Exception], slack: float = SLACK
+    world: World, key: str, late: Callable[[int, str], Exception], slack: float = SLACK
 ) -> Iterator[tuple[int, str]]:
     """Yield each rank and its word, when it is there.
 
-    Where one says nothing, though nobody is judged to hang, it waits for this worker in a collective: `late` makes the error
-    from its rank and the seconds that it was waited for. Where one has left the group, the group is broken.
+    Where one says nothing, though nobody is judged to hang, it waits for this worker in a collective, or its function has ended:
+    `late` makes the error from its rank and when it had said nothing yet. Where one has left the group, the group is broken.
     """
     store = _store(world)
     if store is None:
@@ -55,20 +61,22 @@ def hear(
                     world.interruption.interrupt()
                 world.interruption.check()
                 world.status_page.touch()
+                if store.check([f"{_returned(world)}/{rank}"]) and not store.check([f"{key}/{rank}"]):
+                    raise late(rank, "and never will: its function has ended")
                 if time.monotonic() > limit:
-                    raise late(rank, limit_s)
+                    raise late(rank, f"{limit_s:g} s later")
                 time.sleep(_POLL_S)
             yield rank, store.get(f"{key}/{rank}").decode()
     finally:
         world.status_page.enter(before)
 
 
-def heard(world: World, key: str) -> Iterator[tuple[int, str]]:
-    """Yield each rank whose word is there already, and the word."""
+def heard(world: World, key: str, ranks: Iterable[int] = ()) -> Iterator[tuple[int, str]]:
+    """Yield each rank, of these or of all, whose word is there already, and the word."""
     store = _store(world)
     if store is None:
         return
-    for rank in range(world.size):
+    for rank in ranks or range(world.size):
         if store.check([f"{key}/{rank}"]):
             yield rank, store.get(f"{key}/{rank}").decode()
 
@@ -95,6 +103,10 @@ def take_back(world: World, key: str) -> None:
 
 def _farewell(world: World) -> str:
     return f"farewell/{world.generation}"
+
+
+def _returned(world: World) -> str:
+    return f"returned/{world.generation}"
 
 
 def _store(world: World) -> Store | None:

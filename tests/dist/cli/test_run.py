@@ -1,6 +1,7 @@
 """`paceline run`: any script that torchrun could start."""
 
 import json
+import re
 import socket
 import subprocess
 import sys
@@ -49,6 +50,16 @@ if os.environ["RANK"] == "1":
 time.sleep(60)
 """
 
+GONE = """
+import sys
+import torch
+import torch.distributed as dist
+
+dist.init_process_group("gloo")
+if dist.get_rank() == 1:
+    sys.exit()
+dist.all_reduce(torch.ones(1))
+"""
 
 RANK_OF_MPI = {"PMI_RANK": "1", "PMI_SIZE": "4", "MPI_LOCALRANKID": "1", "MPI_LOCALNRANKS": "4"}
 TASK_OF_SLURM = {"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0", "SLURM_PROCID": "1", "SLURM_STEP_NUM_TASKS": "4"}
@@ -145,6 +156,14 @@ def test_the_traceback_of_the_rank_that_failed_comes_last(command, folder):
     assert lines[begin + 2] == f'  File "{folder / "fail.py"}", line 5, in <module>'
     assert lines[-1] == "ValueError: the reason"
     assert "ValueError: the reason" in (folder / "run" / "logs" / "rank-1.log").read_text()
+
+
+def test_a_rank_that_had_ended_well_is_named_behind_the_traceback_of_one_that_waits_for_it(command, folder):
+    (folder / "gone.py").write_text(GONE)
+    ended = command("run", "-n", 2, "gone.py")
+    assert ended.status == 1
+    assert "rank 0 on " in ended.err
+    assert re.fullmatch(r"rank 1 had ended with status 0, \d+\.\d s before\.", ended.err.splitlines()[-1])
 
 
 def test_an_exit_status_of_a_script_is_reported(command, folder):

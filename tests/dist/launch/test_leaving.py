@@ -86,6 +86,47 @@ def test_the_others_hear_why_a_rank_has_left_and_all_go_on(launcher, tmp_path):
     assert len(last[0]) == 64
 
 
+RETURNS = (
+    LOOP
+    + """
+def leave_early(run):
+    model, _ = run.prepare(nn.Linear(4, 1), lambda made: torch.optim.SGD(made.parameters(), lr=0.1))
+    for step in run.steps(DATA, batch_size=16, epochs=1):
+        if step.number == 2 and run.world.rank == 1:
+            return "early"
+        for x in step:
+            step.backward(model(x).square().flatten())
+        step.apply()
+
+def measure_alone(run):
+    train(run)
+    if run.world.rank == 0:
+        run.evaluate(DATA, lambda model, x: {"mean": paceline.Mean(model(x).sum(), len(x))})
+
+for strategy in ("ddp", "fsdp"):
+    call(leave_early, strategy=strategy)
+call(measure_alone)
+pathlib.Path(f"told-{RANK}.json").write_text(json.dumps(told))
+"""
+)
+
+
+def test_a_rank_whose_function_returns_early_is_named_where_another_waits_for_it(tmp_path):
+    (tmp_path / "script.py").write_text(RETURNS)
+    start(tmp_path, "-m", "paceline", "run", "-n", "2", "script.py")
+    (*loops, alone), (*left, _) = [
+        json.loads((tmp_path / f"told-{rank}.json").read_text()) for rank in range(2)
+    ]
+    said = "InputError: rank 1 left the loop of run.steps after step 1, and rank 0 waits for it in step 2. All workers"
+    assert [words[: len(said)] for words in loops] == [said] * 2
+    assert all(
+        words.startswith("InputError: rank 0 has left this call: rank 1 left the loop") for words in left
+    )
+    assert alone.startswith(
+        "InputError: rank 0 called run.evaluate(), and rank 1 has not and never will: its function has ended."
+    )
+
+
 SKIPPED = (
     LOOP
     + """

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from paceline.data import ShardedLoader
-from paceline.errors import CheckpointError, DiskFaultError, InputError, RecordsError
+from paceline.errors import CheckpointError, DiskFaultError, InputError, RecordsError, WorkerFailedError
 from paceline.launch import failures
 from paceline.launch.workers.context import Worker, is_between_steps, open_run, step_of
 from paceline.recovery.agreement import RolledBackError
@@ -27,6 +27,19 @@ def test_a_worker_that_only_lost_its_peers_says_what_it_came_to():
         "stopped: RolledBackError: a worker was lost, and the newest state that is whole is that of step 4"
     )
     assert (failure.kind, failure.cause()) == ("peer", words)
+
+
+@pytest.mark.parametrize("cause", ["has left this call: ValueError: no. Why", "has ended in this call"])
+def test_one_that_knows_which_other_rank_ended_says_so_in_one_line(cause):
+    failure = caught(WorkerFailedError(1, "there", cause))
+    assert (failure.kind, failure.trace) == ("peer", "")
+    assert failure.cause() == f"stopped: rank 1 on there {cause}"
+    own = WorkerFailedError(0, "host", "exited with status 0 before its part was done")
+    own.__cause__ = SystemExit(0)
+    failure = caught(own)
+    assert (failure.kind, failure.cause()) == ("exit", own.cause)
+    assert failure.trace == "SystemExit: 0\n"
+    assert caught(WorkerFailedError(1, "there", "failed", "of a launch in the script")).kind == "code"
 
 
 @pytest.mark.parametrize(("end", "place"), [("first", " before step 0"), ("body", " in step 1"), ("apply", " after step 1"),

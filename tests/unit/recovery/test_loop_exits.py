@@ -133,12 +133,27 @@ def test_another_step_is_found_in_the_next_group_too() -> None:
         workers[0].check(worlds[0])
 
 
+def test_whoever_waits_in_the_loop_for_one_that_has_left_it_for_good_is_told_and_only_then() -> None:
+    waits, slow, left = workers = LoopExits(), LoopExits(), LoopExits()
+    worlds = enter(3, *workers)
+    left.note(worlds[2], 0, 5, ended=False)
+    waits.check_present(worlds[0], 0, 5, [2])  # it may yet hear that all left there
+    with pytest.raises(InputError, match="has not"):
+        left.check(worlds[2])
+    waits.check_present(worlds[0], 0, 4, [2])  # it took part in that step
+    waits.check_present(worlds[0], 0, 5, [1])  # one that is slow
+    slow.note(worlds[1], 0, 5, ended=False)
+    slow.check_present(worlds[1], 0, 5, [2])  # it has left at the same step
+    with pytest.raises(InputError, match=r"rank 2 left the loop .* and rank 0 waits for it in step 5"):
+        waits.check_present(worlds[0], 0, 5, [2])
+
+
 def test_one_whose_data_ended_before_that_of_the_others_is_told_of_its_data() -> None:
     early, late = LoopExits(), LoopExits()
     worlds = enter(2, early, late)
     early.note(worlds[0], 0, 2, ended=True)
     whole = "and of a stream the whole on every worker"
-    with pytest.raises(InputError, match=rf"rank 0 left the loop .* and rank 1 is still in it .*{whole}"):
+    with pytest.raises(InputError, match=rf"rank 0 left the loop .* and rank 1 has not .*{whole}"):
         early.check(worlds[0])
     with pytest.raises(
         InputError, match=rf"rank 1 waits for it in step 2\. Its data or steps ended there: .*{whole}"

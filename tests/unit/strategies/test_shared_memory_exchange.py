@@ -17,6 +17,7 @@ from torch.utils.data import TensorDataset
 
 import paceline
 from paceline.data import owned_shards
+from paceline.errors import InputError
 from paceline.reduce import shared_memory
 from paceline.reduce.exchange import Layout
 from paceline.reduce.gather import SharedMemoryGather, Wait
@@ -67,6 +68,22 @@ def brought(transport: SharedMemoryChannel, shards: int, step: int, length: int)
 
 def layout_of(transport: SharedMemoryChannel, shards: int) -> Layout:
     return Layout(transport.rank, [owned_shards(rank, WORKERS, shards) for rank in range(WORKERS)], shards)
+
+
+def test_one_that_has_left_the_loop_is_not_waited_for_but_for_what_it_posted() -> None:
+    descriptor = os.memfd_create("transport")
+    os.ftruncate(descriptor, 1 << 26)
+
+    def absent(rank: int) -> None:
+        peer.post(0, 1)  # it does so before it leaves, and after the wait has looked
+        raise InputError(f"rank {rank} has left")
+
+    peer = SharedMemoryChannel(mmap.mmap(descriptor, 1 << 26), 1, [os.getpid()] * 2, 60.0)
+    mine = SharedMemoryChannel(mmap.mmap(descriptor, 1 << 26), 0, [os.getpid()] * 2, 60.0, absent)
+    os.close(descriptor)
+    mine.wait(0, 1)
+    with pytest.raises(InputError, match="rank 1 has left"):
+        mine.wait(0, 2)
 
 
 # The exchange of ddp.

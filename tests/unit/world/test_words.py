@@ -19,7 +19,7 @@ from paceline.transport.store_server import StoreServer
 from paceline.world import Identity, World, connect
 from paceline.world.interruption import InterruptedWaitError
 from paceline.world.status_page import OperationKind, Phase, StatusPage, StatusPageReader
-from paceline.world.words import forget, hear, heard, tell
+from paceline.world.words import forget, hear, heard, say_returned, tell
 
 ALONE = Identity(rank=0, size=1, local_rank=0, local_size=1)
 
@@ -63,8 +63,19 @@ def test_one_that_is_slow_is_waited_for_and_nobody_seems_to_hang() -> None:
 def test_one_that_says_nothing_and_is_not_judged_is_named() -> None:
     with pair(timeout_s=0.1) as (first, _, _):
         tell(first, "here", "a")
-        with pytest.raises(LateError, match=r"1 after 0\.125 s"):
-            list(hear(first, "here", lambda rank, waited: LateError(f"{rank} after {waited:g} s")))
+        with pytest.raises(LateError, match=r"1 not 0\.125 s later"):
+            list(hear(first, "here", lambda rank, when: LateError(f"{rank} not {when}")))
+
+
+def test_one_whose_function_has_ended_is_not_waited_for() -> None:
+    with pair(timeout_s=60) as (first, second, _):
+        tell(first, "here", "a")
+        tell(second, "here", "b")
+        say_returned(second)
+        assert list(hear(first, "here", lambda *_: LateError())) == [(0, "a"), (1, "b")]
+        tell(first, "there", "a")
+        with pytest.raises(LateError, match="1 not and never will: its function has ended"):
+            list(hear(first, "there", lambda rank, when: LateError(f"{rank} not {when}")))
 
 
 def test_a_group_that_breaks_ends_the_wait() -> None:

@@ -20,6 +20,7 @@ from paceline.world import connect
 from paceline.world.env import Identity
 from paceline.world.presence import Presence
 from paceline.world.status_page import NoStatusPage, Phase
+from paceline.world.words import say_returned
 
 _STEP, _BETWEEN, UNFINISHED = "paceline_step", "paceline_between", "paceline_unfinished"
 _NO_GROUP = "Default process group has not been initialized"
@@ -68,6 +69,7 @@ def open_run(worker: Worker, options: Mapping[str, Any], notes: Sequence[str] = 
         with contextlib.nullcontext() if presence is None else presence.watching(run.world.interruption):
             yield run
             engine.calls.finish()
+            say_returned(run.world)
         if presence is not None:
             presence.finish()
     except BaseException as error:

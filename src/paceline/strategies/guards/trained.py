@@ -156,10 +156,10 @@ def agree_on_change(world: World, number: int, trained: Trained) -> None:
     key = f"trained/{turn}"
     tell(world, key, mine)
 
-    def late(rank: int, waited_s: float) -> InputError:
+    def late(rank: int, when: str) -> InputError:
         return InputError(
-            f"step {number}: {trained.words()} on rank {world.rank}, but not on rank {rank}, which was waited for for "
-            f"{waited_s:g} s. Change what trains on every worker before the same step."
+            f"step {number}: {trained.words()} on rank {world.rank}, but not on rank {rank}: it "
+            f"has not said so {when}. Change what trains on every worker before the same step."
         )
 
     for rank, word in hear(world, key, late):
