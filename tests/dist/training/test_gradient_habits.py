@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel
@@ -90,6 +91,43 @@ def test_work_on_gradients_that_lie_in_rows_is_refused() -> None:
         assert all(torch.equal(cleared[name], value) for name, value in plain.items())
         for name, words in found.items():
             assert re.search(r"step\.(apply|backward)\(", str(words)), (name, words)
+
+
+def log_norms(run: paceline.Run, where: str) -> tuple[list[float], str]:
+    """Set the rate by the norm of a gradient, which is looked at in the batches or behind them."""
+    torch.manual_seed(0)
+    made = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 1))
+    model, optimizer = run.prepare(made, torch.optim.SGD(made.parameters(), lr=0.1))
+    rows = torch.randn(16, 4, generator=torch.Generator().manual_seed(1))
+    norms: list[float] = []
+    for step in run.steps(TensorDataset(rows), batch_size=8, epochs=2):
+        for (features,) in step:
+            step.backward(model(features).square().flatten())
+            if where == "inside":
+                norms.append(float(made[0].weight.grad.norm()))
+        if where == "behind":
+            norms.append(float(made[0].weight.grad.norm()))
+        optimizer.param_groups[0]["lr"] = 0.1 / (1 + norms[-1])
+        step.apply()
+    return norms, run.weights_sha256()
+
+
+@pytest.mark.parametrize("options", [{}, {"shard_optimizer": True}])
+def test_a_sum_is_not_read_in_the_place_of_a_shards_gradient(options: dict[str, Any]) -> None:
+    several = {"strategy": "ddp", "workers": 2, "shards": 2, "threads": 1, **options}
+    with pytest.raises(InputError, match="Look at it behind the batches"):
+        paceline.launch(log_norms, "inside", **several)
+    if not options:
+        alone = paceline.launch(log_norms, "behind", shards=2, threads=1)[0]
+        assert [*paceline.launch(log_norms, "behind", **several)] == [alone, alone]
+
+
+def test_work_on_gradients_inside_the_batches_is_refused_where_the_sums_are_there() -> None:
+    one_shard_each: Any = {"strategy": "ddp", "workers": 2, "shards": 2, "threads": 1}
+    for found in paceline.launch(habits, [*INSIDE, "none"], **one_shard_each):
+        assert not isinstance(found.pop("none"), str)
+        for name, words in found.items():
+            assert "inside `for batch in step`" in str(words), (name, words)
 
 
 def test_work_on_gradients_of_split_layers_is_refused() -> None:

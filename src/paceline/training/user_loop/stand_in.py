@@ -1,4 +1,4 @@
-"""Stands where a loop looks for a gradient that is elsewhere: whoever uses it is told so, in place of working on nothing.
+"""Stands where a loop looks for a gradient that is elsewhere, or is another one: whoever uses it is told so.
 
 A count of writes would not do: torch keeps none for work on a DTensor, nor through `.data`, and reading is wrong as well
 where a worker has a part of the gradient only.
@@ -24,4 +24,18 @@ class StandIn(NoGradient):
             "step.apply(max_grad_norm=1.0), whose result has the norm; leave zero_grad() out, every step begins without "
             "gradients; for the gradient of an input (FGSM) call torch.autograd.grad(loss, x), which leaves nothing to clear; "
             "for other work use optimizer.register_step_pre_hook under single, dp or ddp."
+        )
+
+
+class EarlySum(NoGradient):
+    """Stands in the place of sums that are there before the loop has done with its batches."""
+
+    @staticmethod
+    def refuse_use() -> NoReturn:
+        """Raise for a loop that works with them."""
+        raise InputError(
+            "the loop used gradients inside `for batch in step` behind its last step.backward() (a norm, clip_grad_norm_, "
+            "zero_grad(), a backward() of its own): there .grad is the sum of all workers already, with one worker a shard's. "
+            "Look at it behind the batches, before step.apply(): there it is the sum on any number of workers; clip with "
+            "step.apply(max_grad_norm=1.0); for the gradient of an input (FGSM) call torch.autograd.grad(loss, x)."
         )
