@@ -185,6 +185,55 @@ def test_a_gradient_that_is_kept_is_not_written_over() -> None:
     assert weights == {alone[0]}
 
 
+class Looking(paceline.Task):
+    """Looks at gradients in a hook, or only asks for them and clears them."""
+
+    batch_size, shards, epochs = 8, 2, 1
+
+    def __init__(self, looks: bool) -> None:
+        self.looks, self.norm = looks, 0.0
+
+    def model(self) -> nn.Module:
+        self.made = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 2))
+        return self.made
+
+    def optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
+        return torch.optim.AdamW(model.parameters())
+
+    def train_data(self) -> TensorDataset:
+        return TensorDataset(torch.randn(16, 4, generator=torch.Generator().manual_seed(1)))
+
+    def loss(self, model: nn.Module, batch: Any) -> paceline.Loss:
+        return paceline.Loss.mean(model(batch[0]).square().sum(1))
+
+    def on_step(self, info: paceline.StepInfo) -> None:
+        for one in self.made.parameters():
+            if self.looks and one.grad is not None:
+                self.norm += float(one.grad.norm())
+        self.made.zero_grad()
+
+
+PARTS: list[dict[str, Any]] = [
+    {"strategy": "fsdp", "workers": 2},
+    {"strategy": "pp", "workers": 2},
+    {"strategy": "ps", "workers": 2, "servers": 1},
+    {"strategy": "ddp", "workers": 2, "shard_optimizer": True},
+]
+
+
+@pytest.mark.parametrize("options", PARTS)
+def test_a_hook_that_looks_at_a_part_of_the_gradients_is_refused(options: dict[str, Any]) -> None:
+    with pytest.raises(InputError, match=r"on_step used gradients|weight\.grad of the model is used"):
+        paceline.train(Looking(looks=True), threads=1, **options)
+
+
+def test_a_hook_sees_gradients_where_they_are_whole_and_may_clear_them_anywhere() -> None:
+    alone = paceline.train(Looking(looks=True), threads=1).weights_sha256
+    assert paceline.train(Looking(looks=True), workers=2, threads=1).weights_sha256 == alone
+    for options in PARTS:
+        assert paceline.train(Looking(looks=False), threads=1, **options).weights_sha256 == alone
+
+
 class Kept(paceline.Task):
     """The same without a loop: only the optimizer keeps a gradient."""
 
