@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from operator import attrgetter
+from operator import attrgetter, methodcaller
 from typing import Any
 
 from torch import Tensor, nn
@@ -30,6 +30,10 @@ buffers_of: Callable[[nn.Module], dict[str, Tensor | None]] = attrgetter("_buffe
 """Return the live table of a module's own buffers, names without one included."""
 children_of: Callable[[nn.Module], dict[str, nn.Module | None]] = attrgetter("_modules")
 """Return the live table of a module's children; one that is there twice is in it twice."""
+names_in = methodcaller("keys")
+"""Return the names in one of these tables: those of a scripted module are no dicts, and are not iterated over."""
+values_in = methodcaller("values")
+"""Return the values of one."""
 unsaved_buffers_of: Callable[[nn.Module], set[str]] = attrgetter("_non_persistent_buffers_set")
 """Return the names of a module's own buffers that `state_dict` leaves out."""
 

@@ -23,6 +23,8 @@ _OPERATIONS = (
     "paceline/world/pending.py",
 )
 """Where a worker that is in an operation with others has come through."""
+_IN_GATHERING = ("paceline/world/shared_memory.py", "paceline/strategies/fsdp/reduction.py")
+"""Where a worker has come through that waits for the others in a call of a model, or in the backward pass of one."""
 _FRAME = re.compile(r'^  File "(?P<file>.*)", line (?P<line>\d+|\?\?\?) in (?P<function>.*)$')
 _ACTIVITIES = {
     Phase.QUIET: "outside training",
@@ -232,7 +234,18 @@ def _stuck(late: Sequence[WorkerEvidence], everyone: Sequence[WorkerEvidence]) -
         where = f"for {_longest(late)} " + ", ".join(
             f"rank {one.rank} has been {_place(one)}" for one in late
         )
-    return f"{_who(late)} {fact}: {where}; {_batches(late, everyone)}."
+    return f"{_who(late)} {fact}: {where}; {_batches(late, everyone)}.{_gathering(late)}"
+
+
+def _gathering(late: Sequence[WorkerEvidence]) -> str:
+    """Name what workers wait for under fsdp that nobody is going to do."""
+    files = {frame.file for one in late for thread in one.threads[:1] for frame in thread}
+    if not all(any(file.endswith(place) for file in files) for place in _IN_GATHERING):
+        return ""
+    return (
+        " It waits for the others under fsdp: do all workers call the model equally often in each batch, however their samples "
+        "are?"
+    )
 
 
 def _behind(behind: Sequence[WorkerEvidence], everyone: Sequence[WorkerEvidence]) -> str:

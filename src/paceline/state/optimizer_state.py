@@ -42,9 +42,16 @@ def packed_state(optimizer: Optimizer) -> dict[str, Any]:
     gone = [key for key in optimizer.state if isinstance(key, Tensor) and id(key) not in held]
     kept = {key: optimizer.state.pop(key) for key in gone}
     try:
-        return optimizer.state_dict()
+        packed = optimizer.state_dict()
     finally:
         optimizer.state.update(kept)
+    if not isinstance(packed, Mapping) or not packed.keys() >= {"state", "param_groups"}:
+        raise InputError(
+            f"{type(optimizer).__name__}.state_dict() has another form than torch's: no 'state' and 'param_groups', by which a "
+            "run names what belongs to which parameter. Leave its state_dict() out and keep everything in self.state[parameter], "
+            "or give run.prepare several optimizers by name."
+        )
+    return packed
 
 
 def load_optimizer_state(
@@ -264,6 +271,12 @@ def _check_own_entries(optimizer: Optimizer, *, kept: bool) -> None:
             "hold it. Use a name: self.state['global']."
         )
     plain(dict(own), f"the state of {kind}")
+
+
+def check_form(optimizer: Optimizer) -> None:
+    """Raise where an optimizer tells its state in a form of its own: already the end of a run looks at it by parameters."""
+    if type(optimizer).state_dict is not Optimizer.state_dict:
+        packed_state(optimizer)
 
 
 def check_dense(optimizer: Optimizer) -> None:

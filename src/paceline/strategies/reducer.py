@@ -24,6 +24,8 @@ class Reducer:
     """Whether passes may not write to weights, because each worker's would do so with other samples."""
     shows_sums = True
     """Whether the parameters that a loop sees ever hold the sums."""
+    sent = False
+    """Whether the last pass of this worker has taken its gradients along: then `.grad` holds everybody's."""
     narrows = True
     """Whether it can be wired up for a part of what trains, and switch from one part to another between steps."""
 
@@ -138,10 +140,12 @@ class AroundReducer(Reducer):
     def begin(self, work: StepWork) -> None:
         """Start a step."""
         self.inner.begin(work)
+        self.sent = False
 
     def backward(self, loss: Loss) -> None:
         """Add one batch's gradients."""
         self.inner.backward(loss)
+        self.sent = self.inner.sent
 
     def close_shard(self, index: int) -> None:
         """Keep a finished shard's gradients."""

@@ -10,6 +10,8 @@ from torch import Tensor
 from paceline.declared import CheckpointInfo, EpochInfo, EvalInfo, StepInfo
 from paceline.errors import InputError
 from paceline.state.optimizer_state import options_of, same_options
+from paceline.strategies.guards.absent import is_absent
+from paceline.strategies.guards.partial_update import Scope
 from paceline.strategies.replica import Replica
 from paceline.strategies.result import StepResult
 from paceline.task import Task
@@ -17,6 +19,7 @@ from paceline.training.checks.declared_values import DeclaredValues
 from paceline.training.state import RunState
 from paceline.training.user_loop.attempt import checksums
 from paceline.training.user_loop.marks import ModuleMarks
+from paceline.training.user_loop.stand_in import hiding
 from paceline.world import seeds
 
 STEP, EPOCH, EVAL, CHECKPOINT = "on_step", "on_epoch", "on_eval", "on_checkpoint"
@@ -41,18 +44,19 @@ class Hooks:
 
     def step(self, result: StepResult, learning_rate: float | Tensor) -> None:
         """Call on_step, which the task has written; on a GPU this waits for the numbers of the step."""
-        position = self._state.position
-        self._call(
-            self._task.on_step,
-            StepInfo(
-                number=position.number,
-                epoch=position.epoch,
-                loss=result.loss,
-                samples=result.size,
-                learning_rate=float(learning_rate),
-                gradient_norm=None if result.norm is None else float(result.norm),
-            ),
+        position, placement = self._state.position, self._state.replica.placement
+        info = StepInfo(
+            number=position.number,
+            epoch=position.epoch,
+            loss=result.loss,
+            samples=result.size,
+            learning_rate=float(learning_rate),
+            gradient_norm=None if result.norm is None else float(result.norm),
         )
+        # Who updates all of the model has all gradients.
+        parts = () if placement.scope is Scope.ALL else placement.model.parameters()
+        with hiding(one for one in parts if not is_absent(one)):
+            self._call(self._task.on_step, info)
 
     def epoch(self, epoch: int, metrics: Mapping[str, float]) -> None:
         """Call on_epoch for an epoch that is over."""

@@ -23,7 +23,7 @@ from paceline.observe import CheckpointSaved, Note
 from paceline.recovery.agreement import WentBackError
 from paceline.recovery.membership import EVALUATE, SAVE
 from paceline.recovery.position import Position
-from paceline.state.optimizer_state import check_dense
+from paceline.state.optimizer_state import check_dense, check_form
 from paceline.strategies.in_turns.optimizers import each_of
 from paceline.training import folder
 from paceline.training.checks.epoch_starts import KEY as STREAM
@@ -149,8 +149,7 @@ class Saving:
 
         A body that is run `again` asks for it again. A disk that fails does not end a run that can go on without a due one.
         """
-        if self.saver is not None:
-            self._check_savable()
+        self._check_savable()
         asked, self._asked = self._asked and not again, self._asked and last and not again
         if again or last or not (asked or due):
             return
@@ -163,11 +162,13 @@ class Saving:
             self._note(f"{error} Training goes on; the next checkpoint is tried when it is due.")
 
     def _check_savable(self) -> None:
-        """Raise, as soon as a parameter has such state, where a checkpoint could not hold it: not only when one is due."""
+        """Raise, as soon as a parameter has such state, where it cannot be told or saved: not only when a checkpoint is due."""
         for optimizer in each_of(self.core.state.replica.optimizer):
             if self._looked_at.get(optimizer) != len(optimizer.state):
                 self._looked_at[optimizer] = len(optimizer.state)
-                check_dense(optimizer)
+                check_form(optimizer)
+                if self.saver is not None:
+                    check_dense(optimizer)
 
     def save(self, *, last: bool = False, called: str | None = None) -> None:
         """Write a checkpoint of where the run stands, with all workers; `called` is the name by which the loop asks for it."""

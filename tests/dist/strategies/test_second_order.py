@@ -40,6 +40,9 @@ class Penalised(Task):
                 F.cross_entropy(model(features), labels, reduction="none") + 0.1 * made.square().sum((1, 2))
             )
         features = features.clone().requires_grad_()
+        if self.kind == "attack":
+            (found,) = torch.autograd.grad(model(features).square().sum(), features)
+            return Loss.mean(F.cross_entropy(model(features + found.sign()), labels, reduction="none"))
         scores = model(features)
         (made,) = torch.autograd.grad(scores.square().sum(), features, create_graph=True)
         return Loss.mean(F.cross_entropy(scores, labels, reduction="none") + 0.1 * made.square().sum(1))
@@ -87,3 +90,9 @@ def test_second_orders_are_refused_by_name(strategy: str) -> None:
 def test_a_pipeline_refuses_them(kind: str) -> None:
     with pytest.raises(paceline.InputError, match=r"create_graph.*under pp.*Use strategy='ddp'"):
         paceline.launch(train_one, kind, strategy="pp", workers=2, shards=4, threads=1)
+
+
+def test_a_pipeline_names_the_gradient_of_an_input() -> None:
+    """It is no second order: nothing is learned from it."""
+    with pytest.raises(paceline.InputError, match=r"the gradient of an input \(torch\.autograd\.grad: FGSM"):
+        paceline.launch(train_one, "attack", strategy="pp", workers=2, shards=4, threads=1)

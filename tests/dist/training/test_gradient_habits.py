@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel
@@ -92,6 +93,43 @@ def test_work_on_gradients_that_lie_in_rows_is_refused() -> None:
             assert re.search(r"step\.(apply|backward)\(", str(words)), (name, words)
 
 
+def log_norms(run: paceline.Run, where: str) -> tuple[list[float], str]:
+    """Set the rate by the norm of a gradient, which is looked at in the batches or behind them."""
+    torch.manual_seed(0)
+    made = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 1))
+    model, optimizer = run.prepare(made, torch.optim.SGD(made.parameters(), lr=0.1))
+    rows = torch.randn(16, 4, generator=torch.Generator().manual_seed(1))
+    norms: list[float] = []
+    for step in run.steps(TensorDataset(rows), batch_size=8, epochs=2):
+        for (features,) in step:
+            step.backward(model(features).square().flatten())
+            if where == "inside":
+                norms.append(float(made[0].weight.grad.norm()))
+        if where == "behind":
+            norms.append(float(made[0].weight.grad.norm()))
+        optimizer.param_groups[0]["lr"] = 0.1 / (1 + norms[-1])
+        step.apply()
+    return norms, run.weights_sha256()
+
+
+@pytest.mark.parametrize("options", [{}, {"shard_optimizer": True}])
+def test_a_sum_is_not_read_in_the_place_of_a_shards_gradient(options: dict[str, Any]) -> None:
+    several = {"strategy": "ddp", "workers": 2, "shards": 2, "threads": 1, **options}
+    with pytest.raises(InputError, match="Look at it behind the batches"):
+        paceline.launch(log_norms, "inside", **several)
+    if not options:
+        alone = paceline.launch(log_norms, "behind", shards=2, threads=1)[0]
+        assert [*paceline.launch(log_norms, "behind", **several)] == [alone, alone]
+
+
+def test_work_on_gradients_inside_the_batches_is_refused_where_the_sums_are_there() -> None:
+    one_shard_each: Any = {"strategy": "ddp", "workers": 2, "shards": 2, "threads": 1}
+    for found in paceline.launch(habits, [*INSIDE, "none"], **one_shard_each):
+        assert not isinstance(found.pop("none"), str)
+        for name, words in found.items():
+            assert "inside `for batch in step`" in str(words), (name, words)
+
+
 def test_work_on_gradients_of_split_layers_is_refused() -> None:
     for found in said("tp", [*BEHIND, *INSIDE, "an average", "an attack"]):
         assert "torch.autograd.grad(loss, x)" in found["an attack"]
@@ -145,6 +183,55 @@ def test_a_gradient_that_is_kept_is_not_written_over() -> None:
     sharded = {"strategy": "ddp", "shard_optimizer": True}
     weights = {found[0] for found in paceline.launch(keeping, workers=2, shards=2, threads=1, **sharded)}
     assert weights == {alone[0]}
+
+
+class Looking(paceline.Task):
+    """Looks at gradients in a hook, or only asks for them and clears them."""
+
+    batch_size, shards, epochs = 8, 2, 1
+
+    def __init__(self, looks: bool) -> None:
+        self.looks, self.norm = looks, 0.0
+
+    def model(self) -> nn.Module:
+        self.made = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 2))
+        return self.made
+
+    def optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
+        return torch.optim.AdamW(model.parameters())
+
+    def train_data(self) -> TensorDataset:
+        return TensorDataset(torch.randn(16, 4, generator=torch.Generator().manual_seed(1)))
+
+    def loss(self, model: nn.Module, batch: Any) -> paceline.Loss:
+        return paceline.Loss.mean(model(batch[0]).square().sum(1))
+
+    def on_step(self, info: paceline.StepInfo) -> None:
+        for one in self.made.parameters():
+            if self.looks and one.grad is not None:
+                self.norm += float(one.grad.norm())
+        self.made.zero_grad()
+
+
+PARTS: list[dict[str, Any]] = [
+    {"strategy": "fsdp", "workers": 2},
+    {"strategy": "pp", "workers": 2},
+    {"strategy": "ps", "workers": 2, "servers": 1},
+    {"strategy": "ddp", "workers": 2, "shard_optimizer": True},
+]
+
+
+@pytest.mark.parametrize("options", PARTS)
+def test_a_hook_that_looks_at_a_part_of_the_gradients_is_refused(options: dict[str, Any]) -> None:
+    with pytest.raises(InputError, match=r"on_step used gradients|weight\.grad of the model is used"):
+        paceline.train(Looking(looks=True), threads=1, **options)
+
+
+def test_a_hook_sees_gradients_where_they_are_whole_and_may_clear_them_anywhere() -> None:
+    alone = paceline.train(Looking(looks=True), threads=1).weights_sha256
+    assert paceline.train(Looking(looks=True), workers=2, threads=1).weights_sha256 == alone
+    for options in PARTS:
+        assert paceline.train(Looking(looks=False), threads=1, **options).weights_sha256 == alone
 
 
 class Kept(paceline.Task):

@@ -44,5 +44,37 @@ def test_a_sparse_momentum_is_refused_after_the_first_step(kind: str, tmp_path: 
     assert (tmp_path / "seen").read_text() == "1"
 
 
+class Mixed(torch.optim.Optimizer):
+    """Two optimizers in one, whose state has two parts."""
+
+    def __init__(self, parameters: Any) -> None:
+        super().__init__(parameters, {"lr": 0.02})
+        held = self.param_groups[0]["params"]
+        self.parts = [torch.optim.SGD(held[:1], lr=0.01), torch.optim.AdamW(held[1:], lr=0.02)]
+
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        for one in self.parts:
+            one.step()
+
+    def state_dict(self) -> dict[str, Any]:
+        return {f"{place}": one.state_dict() for place, one in enumerate(self.parts)}
+
+
+def mixed(run: paceline.Run, seen: Path) -> int:
+    run.prepare(lambda: nn.Linear(4, 1), lambda model: Mixed(model.parameters()))
+    for step in run.steps(TensorDataset(torch.ones(32, 4)), batch_size=8, epochs=1):
+        step.compute(lambda model, batch: Loss.mean(model(batch[0]).square().sum(1)))
+        seen.write_text(f"{step.number + 1}")
+    return int(seen.read_text())
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_state_of_another_form_is_refused_after_the_first_step(workers: int, tmp_path: Path) -> None:
+    options: dict[str, Any] = {"workers": workers, "shards": 2, "threads": 1, "device": "cpu"}
+    with pytest.raises(InputError, match=r"Mixed\.state_dict\(\) has another form than torch's"):
+        paceline.launch(mixed, tmp_path / "seen", **options)
+    assert (tmp_path / "seen").read_text() == "1"
+
+
 def test_a_run_that_saves_nothing_may_have_it(tmp_path: Path) -> None:
     assert paceline.launch(train, tmp_path / "seen", shards=2, threads=1, device="cpu") == (4,)

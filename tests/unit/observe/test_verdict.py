@@ -64,6 +64,16 @@ def test_a_rank_stuck_in_reading_data() -> None:
     ), verdict.sentence
 
 
+def test_a_rank_that_waits_in_a_call_which_the_others_never_make() -> None:
+    gathering = tuple(
+        Frame(f"{PACKAGE}/{file}", 7, "wait")
+        for file in ("world/shared_memory.py", "strategies/fsdp/reduction.py")
+    )
+    late = evidence(1, Phase.COMPUTE, threads=((*gathering, Frame("/home/me/train.py", 9, "main")),))
+    words = judge([evidence(0), late]).sentence
+    assert words.endswith("call the model equally often in each batch, however their samples are?"), words
+
+
 def test_a_rank_stuck_in_an_evaluation_that_shows_no_stack() -> None:
     verdict = judge(
         [

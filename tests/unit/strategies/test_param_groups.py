@@ -31,6 +31,16 @@ def test_norms_are_those_of_one_process(workers: int) -> None:
             assert made.is_contiguous()
 
 
+@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
+def test_a_scripted_part_with_weights_is_refused_in_one_line() -> None:
+    _check(nn.Sequential(nn.Linear(2, 2), torch.jit.script(nn.ReLU())), {})
+    for made in (torch.jit.script(nn.Linear(2, 2)), torch.jit.trace(nn.Linear(2, 2), torch.ones(1, 2))):
+        with pytest.raises(InputError, match=r"^1 comes from torch\.jit\.script .* Use --strategy ddp"):
+            _check(nn.Sequential(nn.Linear(2, 2), made), {})
+        with pytest.raises(InputError, match=r"^the model comes from"):
+            _check(made, {})
+
+
 def test_a_container_that_nobody_calls_is_refused_in_one_line() -> None:
     model = nn.ModuleDict({"student": nn.Linear(2, 2), "teacher": nn.Linear(2, 2)})
     with pytest.raises(InputError, match=r"nobody calls an nn\.ModuleDict"):

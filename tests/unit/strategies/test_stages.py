@@ -53,6 +53,17 @@ def test_a_row_of_layers() -> None:
     assert chain.places(chain.cut(2))["2.1.weight"] == 1
 
 
+@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
+def test_a_scripted_model_is_not_cut() -> None:
+    layers = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4))
+    for made in (torch.jit.script(layers), torch.jit.trace(layers, torch.ones(1, 4))):
+        with pytest.raises(
+            InputError, match=r"the model comes from torch\.jit.*pp cannot follow the calls in it"
+        ):
+            chain_of(made, None, (torch.zeros(2, 4),), {})
+    assert sequence(nn.Linear(4, 4), torch.jit.script(layers), nn.Linear(4, 4)).names == ("", "1", "2")
+
+
 def test_a_layer_that_only_real_numbers_can_go_through_is_weighed_by_its_parameters() -> None:
     class Choosy(nn.Module):
         def forward(self, x: Tensor) -> Tensor:

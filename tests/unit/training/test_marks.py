@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import nn
 
+from paceline.strategies.guards.places import Places
 from paceline.training.user_loop.loop_state import LoopState
 from paceline.training.user_loop.marks import ModuleMarks, StateMarks, slot_marks
 
@@ -44,6 +45,19 @@ def test_marks_of_a_module_see_writes_and_replacements(change: Callable[[Any], A
         change(model)
     assert marks.note() != before
     assert marks.note() == marks.note()
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
+def test_marks_and_places_of_a_scripted_module_see_writes() -> None:
+    model = torch.jit.script(nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2)))
+    marks, places = ModuleMarks(model), Places(model)
+    before = marks.note()
+    places.check()
+    assert marks.note() == before
+    with torch.no_grad():
+        next(model.parameters()).mul_(2.0)
+    assert marks.note() != before
+    places.check()
 
 
 def test_marks_of_slots_see_writes_replacements_and_what_is_cleared() -> None:

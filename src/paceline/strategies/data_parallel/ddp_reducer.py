@@ -118,8 +118,6 @@ class DdpReducer(Reducer):
         self._owned = owned_shards(world.rank, world.size, inputs.shards, world.shares)
         self._combination = Combination(TreeSum(inputs.shards), self._owned.start, self._owned, inputs.shards)
         self._last_bucket_seen = False
-        self._sent = False
-        """Whether the gradients of this step have gone out."""
         self.exchange = _open_exchange(inputs, world)
         self._bucket_mb = _bucket_mb(inputs.tuning, self.exchange)
         self._row_sums = TreeSum(inputs.shards, sparse.add)
@@ -194,7 +192,7 @@ class DdpReducer(Reducer):
 
     def begin(self, work: StepWork) -> None:  # noqa: ARG002
         """Start a step with nothing sent."""
-        self._sent = False
+        self.sent = False
         if self.step.sparse:
             self._row_sums = TreeSum(self._shards, sparse.add)
 
@@ -205,11 +203,11 @@ class DdpReducer(Reducer):
             step.auxiliary.backward(loss.auxiliary, step.start, step.work.size)
         roots = (loss.total, step.loss_stats)
         # With auxiliary terms the first reduction comes after this pass, by another reducer.
-        self._sent = step.left == 0 and (step.auxiliary.agreed or not self._agree_on_terms())
-        if self._sent:
+        self.sent = step.left == 0 and (step.auxiliary.agreed or not self._agree_on_terms())
+        if self.sent:
             self._arm(roots, step.open)
         run_backward(roots, step.starts(loss))
-        if self._sent:
+        if self.sent:
             self._take_sums()
 
     def _arm(self, roots: tuple[Tensor, ...], last: int | None) -> None:
@@ -344,13 +342,13 @@ class DdpReducer(Reducer):
         """Keep a finished shard's gradients; the last one's have gone out to the others already."""
         if self.step.sparse:
             self._row_sums.add((index, index + 1), sparse.take(self.step.sparse))
-        if not self._sent:
+        if not self.sent:
             super().close_shard(index)
 
     def finish(self) -> None:
         """Take part with what there is when this worker had no sample, or its loop left some out."""
-        if not self._sent:
-            self._sent = True
+        if not self.sent:
+            self.sent = True
             if not self.step.auxiliary.agreed:
                 self._agree_on_terms()
             if self._first_terms and self.step.auxiliary.names:

@@ -33,6 +33,7 @@ from paceline.reduce.packing import refuse_rows
 from paceline.strategies.fsdp.lost_gradient import lose_gradient
 from paceline.strategies.fsdp.replaced import Slot
 from paceline.strategies.guards.refusals import refuse_copies
+from paceline.strategies.guards.scripted import refuse_scripted
 from paceline.strategies.guards.second_order import check_order, check_transforms
 from paceline.strategies.guards.writes import Samples, differing, place_of, refuse_writes, sums_of
 from paceline.strategies.in_turns.models import Models
@@ -461,6 +462,7 @@ def _check(model: nn.Module, blocks: Mapping[str, nn.Module]) -> None:
             f"fsdp gathers weights when a module is called, and nobody calls an nn.{type(model).__name__}. Give it a class "
             "whose forward calls its members (self.student, self.teacher), or use ddp."
         )
+    refuse_scripted(model.named_modules(), "fsdp", "put a part in the place of its weights")
     owners: dict[int, tuple[str, str]] = {}
     types: dict[str, tuple[str, torch.dtype]] = {}
     names = sorted(blocks, key=len, reverse=True)

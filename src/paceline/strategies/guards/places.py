@@ -13,7 +13,7 @@ from typing import Any, NoReturn
 
 from torch import nn
 
-from paceline.compat.modules import buffers_of, children_of, parameters_of
+from paceline.compat.modules import buffers_of, children_of, names_in, parameters_of, values_in
 from paceline.errors import InputError
 from paceline.state.chunks import MODEL
 
@@ -41,8 +41,8 @@ class Members:
         self._names, self._values = self._now()
 
     def _now(self) -> tuple[list[str], list[Any]]:
-        names = list(chain.from_iterable(self._named))
-        return names, list(chain.from_iterable(map(dict.values, self._valued)))
+        names = list(chain.from_iterable(map(names_in, self._named)))
+        return names, list(chain.from_iterable(map(values_in, self._valued)))
 
     def have_changed(self) -> bool:
         """Return whether they are others than in the look before."""

@@ -17,11 +17,12 @@ from torch import Tensor, nn
 
 from paceline.compat.autograd import run_engine
 from paceline.compat.pytree import tree_map
+from paceline.errors import InputError
 from paceline.reduce.tree import Gradients
 from paceline.strategies.base import StrategyInputs
 from paceline.strategies.buffers.buffers import Buffers, Versions
 from paceline.strategies.guards.saved_values import NOTHING, Graph, SavedValues, is_uncounted, writes_refused
-from paceline.strategies.guards.second_order import check_transforms, refuse_second_order
+from paceline.strategies.guards.second_order import check_transforms
 from paceline.strategies.pipeline.attributes import StageAttributes
 from paceline.strategies.pipeline.call import Function, Reached, StandIn, uncalled
 from paceline.strategies.pipeline.inputs import Changed, InputComparison, Inputs, Received
@@ -178,7 +179,11 @@ class Stage:
     def _refuse_known(self, error: RuntimeError, made: Any) -> None:
         """Raise in one line where a loss asks for what lies before a cut."""
         if "not have been used in the graph" in str(error):  # the model's output begins one of its own
-            refuse_second_order("pp")
+            raise InputError(
+                "the loss (or metrics) takes the gradient of an input (torch.autograd.grad: FGSM, a saliency, a penalty with "
+                "create_graph=True), and under pp the model's output does not lead back to it: the graph begins anew at each "
+                "cut. Use --strategy ddp."
+            ) from error
         refuse_left_behind(self.body.root, made, error)
 
     def _keep(self, number: int, saved: _Saved) -> None:

@@ -24,6 +24,7 @@ from paceline.compat.modules import children_of, is_hooked
 from paceline.compat.pytree import tree_iter
 from paceline.errors import InputError, UnknownNameError
 from paceline.strategies.guards.absent import form_of
+from paceline.strategies.guards.scripted import refuse_scripted
 from paceline.strategies.pipeline.model_copy import ModelCopy
 from paceline.strategies.pipeline.values import WithValues, own_values
 from paceline.strategies.pipeline.values import without_values as on_meta
@@ -68,13 +69,18 @@ class Chain:
         return found
 
 
+_CUT = "follow the calls in it, and so cut it into stages"
+
+
 def chain_of(
     model: nn.Module, given: Sequence[str] | None, args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> Chain:
     """Find the units of a model from one call of it; `given` names the modules at which stages may begin."""
+    refuse_scripted([("", model)], "pp", _CUT)
     if type(model).forward is nn.Sequential.forward and next(model.children(), None):
         return _chain_of_members(model, given, args)
     names = ("", *(_repeated(model) if given is None else _expanded(given, model)))
+    refuse_scripted(((name, model.get_submodule(name)) for name in names), "pp", _CUT)
     values = False
     try:
         try:

@@ -20,10 +20,11 @@ from paceline.compat.optim import mark_stepped, step_pre_hooks
 from paceline.compat.tensors import write_count
 from paceline.errors import InputError
 from paceline.strategies.fused_update import only_guards
+from paceline.strategies.guards.no_gradient import NoGradient
 from paceline.strategies.guards.option_texts import OptionTexts
 from paceline.strategies.in_turns.optimizers import Optimizers, each_of
 from paceline.strategies.replica import Replica
-from paceline.training.user_loop.stand_in import StandIn
+from paceline.training.user_loop.stand_in import EarlySum, StandIn
 
 _GRADIENT = attrgetter("grad")
 _MARK = "stands_for_apply"
@@ -52,9 +53,9 @@ class LoopGuard:
         self._gradients: list[Tensor | None] = []
         """What the leaves had when the loop got its turn; a look at a hundred of them takes some twenty microseconds."""
         self._versions: list[int] = []
-        self._hidden: list[tuple[Tensor, Tensor | None, StandIn]] = []
-        """Leaves whose gradient a stand-in hides, because it is a part of the sums or none: work on it would be lost."""
-        self._stand_ins: dict[int, tuple[Tensor, StandIn]] = {}
+        self._hidden: list[tuple[Tensor, Tensor | None, NoGradient]] = []
+        """Leaves whose gradient a stand-in hides: a part of the sums or none, so that work would be lost, or sums too early."""
+        self._stand_ins: dict[tuple[int, type[NoGradient]], tuple[Tensor, NoGradient]] = {}
 
     def watch(self, replica: Replica) -> None:
         """Watch this replica from now on."""
@@ -95,13 +96,19 @@ class LoopGuard:
         if self._scheduler is not None:
             self._ticks = self._count_ticks()
 
-    def hand_over(self) -> None:
-        """Return control to the loop: from here to `take_back`, changes of gradients are the loop's."""
+    def hand_over(self, *, behind: bool = False) -> None:
+        """Return control to the loop: from here to `take_back`, changes of gradients are the loop's.
+
+        `behind` its batches it may see sums.
+        """
         self._in_step = True
         if self._replica is not None:
             if self._hidden:
                 self._unhide()
             self._leaves, hidden = self._replica.placement.leaves(self._replica.step_state)
+            if self._replica.reducer.sent and not behind:
+                self._hide(self._leaves, EarlySum)
+                self._leaves = ()
             self._gradients = list(map(_GRADIENT, self._leaves))
             self._versions = _versions(self._gradients)
             if hidden:
@@ -127,7 +134,7 @@ class LoopGuard:
 
     def hand_sums_over(self) -> None:
         """Do the same after the last batch, when gradients are the sums of a step, or are elsewhere."""
-        self.hand_over()
+        self.hand_over(behind=True)
         if self._gradients and not any(one is not None for one in self._gradients):
             self._hide(self._leaves)
 
@@ -146,28 +153,30 @@ class LoopGuard:
         self._unhide()
         self._leaves, self._gradients = (), []
 
-    def _hide(self, leaves: Sequence[Tensor]) -> None:
+    def _hide(self, leaves: Sequence[Tensor], kind: type[NoGradient] = StandIn) -> None:
         for leaf in leaves:
             if leaf.requires_grad:
-                if id(leaf) not in self._stand_ins:
-                    self._stand_ins[id(leaf)] = (leaf, StandIn.of(leaf))
-                stand_in = self._stand_ins[id(leaf)][1]
+                key = (id(leaf), kind)
+                if key not in self._stand_ins:
+                    self._stand_ins[key] = (leaf, kind.of(leaf))
+                stand_in = self._stand_ins[key][1]
                 self._hidden.append((leaf, leaf.grad, stand_in))
                 leaf.grad = stand_in
 
-    def _unhide(self, *, may_clear: bool = False) -> bool:
-        """Put the gradients back, and return whether the loop had put others in their place, or cleared them."""
+    def _unhide(self, *, may_clear: bool = False) -> type[NoGradient] | None:
+        """Put the gradients back, and return what hid them where the loop had put others in their place, or cleared them."""
         hidden, self._hidden = self._hidden, []
-        replaced = False
+        replaced = None
         for leaf, gradient, stand_in in hidden:
             found = leaf.grad
-            replaced = replaced or not (found is stand_in or (may_clear and found is None))
+            if found is not stand_in and not (may_clear and found is None):
+                replaced = type(stand_in)
             leaf.grad = gradient
         return replaced
 
     def _take(self, *, may_clear: bool = False) -> tuple[list[Tensor | None], list[Tensor | None]]:
-        if self._hidden and self._unhide(may_clear=may_clear):
-            StandIn.refuse_use()
+        if self._hidden and (replaced := self._unhide(may_clear=may_clear)) is not None:
+            replaced.refuse_use()
         leaves, self._leaves = self._leaves, ()
         before, self._gradients = self._gradients, []
         return before, list(map(_GRADIENT, leaves))  # nothing where the loop had no turn

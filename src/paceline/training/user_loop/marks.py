@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from paceline.compat.modules import buffers_of, children_of, parameters_of
+from paceline.compat.modules import buffers_of, children_of, parameters_of, values_in
 from paceline.compat.tensors import local_part, write_count
 from paceline.strategies.guards import writes
 from paceline.strategies.guards.absent import is_absent
@@ -133,7 +133,7 @@ _TENSORS: tuple[Callable[[nn.Module], dict[str, Any]], ...] = (parameters_of, bu
 
 
 def _values(tables: Iterable[dict[str, Any]]) -> list[Any]:
-    return list(chain.from_iterable(map(dict.values, tables)))
+    return list(chain.from_iterable(map(values_in, tables)))
 
 
 class StateMarks:

@@ -1,4 +1,4 @@
-"""Stands where a loop looks for a gradient that is elsewhere: whoever uses it is told so, in place of working on nothing.
+"""Stands where a loop looks for a gradient that is elsewhere, or is another one: whoever uses it is told so.
 
 A count of writes would not do: torch keeps none for work on a DTensor, nor through `.data`, and reading is wrong as well
 where a worker has a part of the gradient only.
@@ -6,7 +6,11 @@ where a worker has a part of the gradient only.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import NoReturn
+
+from torch import Tensor
 
 from paceline.errors import InputError
 from paceline.strategies.guards.no_gradient import NoGradient
@@ -24,4 +28,44 @@ class StandIn(NoGradient):
             "step.apply(max_grad_norm=1.0), whose result has the norm; leave zero_grad() out, every step begins without "
             "gradients; for the gradient of an input (FGSM) call torch.autograd.grad(loss, x), which leaves nothing to clear; "
             "for other work use optimizer.register_step_pre_hook under single, dp or ddp."
+        )
+
+
+class HookStandIn(NoGradient):
+    """Stands in the place of gradients that a hook of a task sees a part of, or none."""
+
+    @staticmethod
+    def refuse_use() -> NoReturn:
+        """Raise for a hook that works with them."""
+        raise InputError(
+            "on_step used gradients, and with this strategy they are not whole in .grad behind an update: they lie in parts on "
+            "the workers, or on servers, and each worker would compute something else. With max_grad_norm the norm is "
+            "info.gradient_norm; for other work use --strategy single, dp or ddp."
+        )
+
+
+@contextmanager
+def hiding(leaves: Iterable[Tensor]) -> Iterator[None]:
+    """Have stand-ins in `.grad`, for the duration of the context; a leaf whose gradient is cleared there has it again behind."""
+    held = [(leaf, leaf.grad) for leaf in leaves if leaf.requires_grad]
+    try:
+        for leaf, _ in held:
+            leaf.grad = HookStandIn.of(leaf)
+        yield
+    finally:
+        for leaf, gradient in held:
+            leaf.grad = gradient
+
+
+class EarlySum(NoGradient):
+    """Stands in the place of sums that are there before the loop has done with its batches."""
+
+    @staticmethod
+    def refuse_use() -> NoReturn:
+        """Raise for a loop that works with them."""
+        raise InputError(
+            "the loop used gradients inside `for batch in step` behind its last step.backward() (a norm, clip_grad_norm_, "
+            "zero_grad(), a backward() of its own): there .grad is the sum of all workers already, with one worker a shard's. "
+            "Look at it behind the batches, before step.apply(): there it is the sum on any number of workers; clip with "
+            "step.apply(max_grad_norm=1.0); for the gradient of an input (FGSM) call torch.autograd.grad(loss, x)."
         )
