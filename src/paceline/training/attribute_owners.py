@@ -12,7 +12,7 @@ from paceline.compat.modules import HOOKS as HOOK_TABLES
 from paceline.strategies.guards.reached import is_users
 from paceline.task import Task
 from paceline.training.attribute_refusals import HOOKS, KIND, Key
-from paceline.training.attribute_values import copied, described, module_of
+from paceline.training.attribute_values import copied, described, module_of, opened
 from paceline.training.saved_attributes import ABSENT
 
 TASK = "the task"
@@ -26,20 +26,33 @@ def owners_of(model: nn.Module, task: Task | None) -> dict[str, Any]:
     return owners if task is None else {**owners, TASK: task}
 
 
-def read_all(model: nn.Module, task: Task | None) -> tuple[dict[Key, Any], frozenset[Key]]:
-    """Return every attribute that counts, with the class of each module, and which attributes hold something else."""
-    found, others = dict[Key, Any](), set[Key]()
-    for name, owner in owners_of(model, task).items():
+Read = tuple[dict[Key, Any], dict[Key, Any]]
+"""Copies of the attributes that count, and what the others hold."""
+
+
+def read_all(owners: Mapping[str, Any]) -> Read:
+    """Return every attribute that counts, with the class of each module, and what all other attributes hold."""
+    found, others = dict[Key, Any](), dict[Key, Any]()
+    for name, owner in owners.items():
         if isinstance(owner, nn.Module) and not isinstance(owner, LazyModuleMixin):
             found[name, KIND], found[name, HOOKS] = _kind(owner), _hooks(owner)
         for attribute, value in vars(owner).items():
             if attribute[0] == "_":
                 continue
             if (copy := copied(value)) is None:
-                others.add((name, attribute))
+                others[name, attribute] = value
             else:
                 found[name, attribute] = copy[0]
-    return found, frozenset(others)
+    return found, others
+
+
+def read_one(owners: Mapping[str, Any], name: str, attribute: str) -> Any:
+    """Return a copy of what an attribute holds, alone in a tuple; what is not compared as it is."""
+    if name not in owners or attribute in MADE:
+        return (value_of(owners, name, attribute),)
+    value = vars(owners[name]).get(attribute, ABSENT)
+    copy = (ABSENT,) if value is ABSENT else copied(value)
+    return value if copy is None else copy
 
 
 def _kind(owner: object) -> str:
@@ -61,20 +74,21 @@ def _hooks(owner: nn.Module) -> list[str]:
 
 
 def value_of(owners: Mapping[str, Any], name: str, attribute: str) -> Any:
-    """Return a copy of what an attribute holds, the name of its class for what is not compared, or ABSENT."""
+    """Return a copy of what an attribute holds, or ABSENT: also for what is not compared."""
     if name not in owners:
         return ABSENT
     if attribute in MADE:
         return _kind(owners[name]) if attribute == KIND else _hooks(owners[name])
-    value = vars(owners[name]).get(attribute, ABSENT)
-    if value is ABSENT:
-        return value
-    copy = copied(value)
-    return _kind(value) if copy is None else copy[0]  # of others nothing is compared
+    copy = copied(vars(owners[name]).get(attribute, ABSENT))
+    return ABSENT if copy is None else copy[0]  # of others nothing is compared
 
 
-def put(owner: Any, attribute: str, value: Any) -> None:
-    """Give an attribute a value; a table stays the one that others may hold too."""
+def put(owner: Any, attribute: str, copy: Any) -> None:
+    """Give an attribute the value of a copy, or take it away; a table stays the one that others may hold too."""
+    if copy == ABSENT:
+        vars(owner).pop(attribute, None)
+        return
+    value = opened(copy)
     there = vars(owner).get(attribute)
     if type(there) is not type(value) or not isinstance(value, dict | list | set):
         setattr(owner, attribute, value)

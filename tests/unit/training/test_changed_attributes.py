@@ -11,7 +11,8 @@ from torch import nn
 
 from paceline.errors import InputError
 from paceline.training import attribute_values
-from paceline.training.changed_attributes import ChangedAttributes, Then
+from paceline.training.attribute_changes import Then
+from paceline.training.changed_attributes import ChangedAttributes
 
 
 class Net(nn.Module):

@@ -13,8 +13,9 @@ from torch.nn import functional as F
 
 from paceline.errors import InputError
 from paceline.task import Task
+from paceline.training.attribute_changes import Then, read_saved
 from paceline.training.attribute_values import copied, held_back, opened, same
-from paceline.training.changed_attributes import ChangedAttributes, Then, read_saved
+from paceline.training.changed_attributes import ChangedAttributes
 from paceline.training.saved_attributes import decoded, encoded
 from paceline.world import alone
 from tests.unit.training.test_changed_attributes import Net, begun, change
@@ -162,11 +163,11 @@ def test_what_cannot_be_set_is_told_of_unless_a_first_step_makes_it_again(act: A
     changed, texts = go_on(then, other)
     assert not texts
     act(other)
-    assert not changed.unmade(other, None)
+    assert not changed.after_step(other, None)
     changed, _ = go_on(then, third := Net())
-    (text, *_) = changed.unmade(third, None)
-    assert "was set in the run to what no checkpoint holds" in text
-    assert not changed.awaited
+    (text, *_) = changed.after_step(third, None)
+    assert "set in the run to what no checkpoint holds" in text
+    assert not changed.after_step(third, None)
 
 
 def test_a_method_of_an_object_is_left_alone() -> None:
