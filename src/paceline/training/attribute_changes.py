@@ -31,6 +31,13 @@ def read_saved(entry: Any) -> Then | None:
     """Return what a checkpoint holds; raise ValueError, TypeError or LookupError where it is damaged."""
     if entry is None:
         return None
+    try:
+        return _read(entry)
+    except (ArithmeticError, AttributeError, MemoryError, RuntimeError) as error:
+        raise ValueError(f"{type(error).__name__}: {error}") from error
+
+
+def _read(entry: Any) -> Then:
     changes: Changes = {}
     for name, attribute, was, now in entry["alike"]:
         if not (isinstance(name, str) and isinstance(attribute, str)) or attribute[:1] in ("", "_"):

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Mapping
+from itertools import zip_longest
 from typing import Any
 
+import numpy as np
+import torch
 from torch import nn
 from torch.nn.modules.lazy import LazyModuleMixin
 
@@ -12,10 +16,12 @@ from paceline.compat.modules import HOOKS as HOOK_TABLES
 from paceline.strategies.guards.reached import is_users
 from paceline.task import Task
 from paceline.training.attribute_refusals import HOOKS, KIND, Key
-from paceline.training.attribute_values import copied, described, module_of, opened
+from paceline.training.attribute_values import copied, described, module_of, opened, same
 from paceline.training.saved_attributes import ABSENT
 
 TASK = "the task"
+_TABLES = (dict, list, set, deque, np.ndarray, torch.Tensor)
+"""What is filled anew, and stays the object that it is."""
 MADE = (KIND, HOOKS)
 """What is compared beside attributes, and is never set."""
 
@@ -88,12 +94,38 @@ def put(owner: Any, attribute: str, copy: Any) -> None:
     if copy == ABSENT:
         vars(owner).pop(attribute, None)
         return
-    value = opened(copy)
-    there = vars(owner).get(attribute)
-    if type(there) is not type(value) or not isinstance(value, dict | list | set):
+    _set(owner, attribute, refilled(vars(owner).get(attribute), opened(copy), {}))
+
+
+def _set(owner: Any, attribute: str, value: Any) -> None:
+    try:
         setattr(owner, attribute, value)
-    elif isinstance(there, list):
-        there[:] = value
-    else:
+    except AttributeError:  # a frozen dataclass
+        object.__setattr__(owner, attribute, value)
+
+
+def refilled(there: Any, value: Any, seen: dict[int, Any]) -> Any:
+    """Return a value in the table that is there, and what it holds in those in it: others may hold them too.
+
+    What is there at two places at once, and is to hold two different things, is one of them no more.
+    """
+    if type(there) is not type(value) or not isinstance(value, _TABLES) or there is value:
+        return value
+    if seen.setdefault(id(there), value) is not value and not same(copied(seen[id(there)]), copied(value)):
+        return value
+    if isinstance(value, list | deque):
+        members = [refilled(old, new, seen) for old, new in zip_longest(there, value)][: len(value)]
+        there.clear()
+        there.extend(members)
+    elif isinstance(value, dict):
+        items = {name: refilled(there.get(name), one, seen) for name, one in value.items()}
+        there.clear()
+        there.update(items)
+    elif isinstance(value, set):
         there.clear()
         there.update(value)
+    elif there.shape != value.shape or there.dtype != value.dtype:
+        return value
+    else:
+        there[...] = value
+    return there

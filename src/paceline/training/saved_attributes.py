@@ -9,6 +9,9 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
+from decimal import Decimal
+from fractions import Fraction
+from pathlib import Path
 from types import BuiltinFunctionType, FunctionType, MethodType
 from typing import Any
 
@@ -16,7 +19,16 @@ import numpy as np
 import torch
 from torch.nn import functional
 
-from paceline.training.attribute_values import FunctionCopy, Unordered, known
+from paceline.training.attribute_holders import HOLDERS
+from paceline.training.attribute_values import (
+    FunctionCopy,
+    Holding,
+    Unordered,
+    copied,
+    held_back,
+    known,
+    opened,
+)
 from paceline.training.task_folder import is_users
 
 KEY = "changed"
@@ -46,6 +58,8 @@ def encoded(copy: Any) -> Any:
         if isinstance(copy.value, MethodType | BuiltinFunctionType) and not _is_known(bound):
             raise AnObjectsError
         return ["function", [copy.name, copy.digest]]
+    if isinstance(copy, Holding):
+        return [copy.kind, [encoded(one) for one in copy.parts]]
     kind = copy.kind.__name__ if isinstance(copy, Unordered) else type(copy).__name__
     return [kind, _parts(copy)]
 
@@ -67,7 +81,21 @@ def decoded(value: Any) -> Any:
     kind, parts = value
     if kind == "dict":
         return {decoded(name): decoded(one) for name, one in parts}
-    return _MADE_OF[kind]([decoded(one) for one in parts])
+    parts = [decoded(one) for one in parts]
+    return _holding(kind, parts) if kind in HOLDERS else _MADE_OF[kind](parts)
+
+
+def _holding(kind: str, parts: list[Any]) -> Holding:
+    """Return the copy of a holder, which can be made unless it names a class or function that is not there."""
+    made = Holding(kind, tuple(parts))
+    if held_back(made) is None and copied(opened(made)) is None:
+        raise ValueError(f"{kind} does not hold plain values alone")
+    return made
+
+
+def _fraction(parts: list[Any]) -> Fraction:
+    numerator, denominator = (int(one) for one in f"{parts[0]}/1".split("/")[:2])
+    return Fraction(numerator, denominator or 1)
 
 
 def _function(parts: list[Any]) -> FunctionCopy:
@@ -92,6 +120,9 @@ def _of_numpy(parts: list[Any]) -> np.generic:
 
 _MADE_OF: dict[str, Callable[[list[Any]], Any]] = {
     "Absent": lambda _: ABSENT,
+    "Decimal": lambda parts: Decimal(str(parts[0])),
+    "Fraction": _fraction,
+    type(Path()).__name__: lambda parts: Path(str(parts[0])),
     "bytes": lambda parts: bytes.fromhex(parts[0]),
     "complex": lambda parts: complex(parts[0]),
     "device": lambda parts: torch.device(parts[0]),
