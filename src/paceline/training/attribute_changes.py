@@ -23,6 +23,8 @@ class Then:
     """Attributes that held what is not compared (a tensor, an object), or what workers did not have alike."""
     unsaved: frozenset[Key] = frozenset()
     """Those of them that a checkpoint knows to have been set in the run."""
+    used: frozenset[Key] = frozenset()
+    """Those that held a generator or an iterator, which the run has used."""
     beside: dict[Key, tuple[Any, bool]] = field(default_factory=dict)
     """What a checkpoint knows to have been made along with them, and whether that was in later steps too."""
 
@@ -47,11 +49,11 @@ def _read(entry: Any) -> Then:
         (str(name), str(attribute)): (decoded(now), bool(moves))
         for name, attribute, now, moves in entry.get("beside", ())
     }
-    others, unsaved = (
+    others, unsaved, used = (
         frozenset((str(name), str(attribute)) for name, attribute in entry.get(part, ()))
-        for part in ("others", "unsaved")
+        for part in ("others", "unsaved", "used")
     )
-    return Then(changes, others, unsaved, beside)
+    return Then(changes, others, unsaved, used, beside)
 
 
 def alike(told: Iterable[tuple[Changes, frozenset[str]]]) -> Changes:

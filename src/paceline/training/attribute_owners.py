@@ -13,10 +13,11 @@ from torch import nn
 from torch.nn.modules.lazy import LazyModuleMixin
 
 from paceline.compat.modules import HOOKS as HOOK_TABLES
-from paceline.strategies.guards.reached import is_users
+from paceline.strategies.guards.reached import attributes_of, is_users
 from paceline.task import Task
 from paceline.training.attribute_refusals import HOOKS, KIND, Key
 from paceline.training.attribute_values import copied, described, module_of, opened, same
+from paceline.training.held_objects import HELD, held_owners
 from paceline.training.saved_attributes import ABSENT
 
 TASK = "the task"
@@ -29,7 +30,9 @@ MADE = (KIND, HOOKS)
 def owners_of(model: nn.Module, task: Task | None) -> dict[str, Any]:
     """Return everything whose attributes count, by name."""
     owners: dict[str, Any] = {name or "the model": module for name, module in model.named_modules()}
-    return owners if task is None else {**owners, TASK: task}
+    if task is not None:
+        owners[TASK] = task
+    return owners | held_owners(owners)
 
 
 Read = tuple[dict[Key, Any], dict[Key, Any]]
@@ -40,9 +43,9 @@ def read_all(owners: Mapping[str, Any]) -> Read:
     """Return every attribute that counts, with the class of each module, and what all other attributes hold."""
     found, others = dict[Key, Any](), dict[Key, Any]()
     for name, owner in owners.items():
-        if isinstance(owner, nn.Module) and not isinstance(owner, LazyModuleMixin):
+        if isinstance(owner, nn.Module) and not isinstance(owner, LazyModuleMixin) and HELD not in name:
             found[name, KIND], found[name, HOOKS] = _kind(owner), _hooks(owner)
-        for attribute, value in vars(owner).items():
+        for attribute, value in _held(owner).items():
             if attribute[0] == "_":
                 continue
             if (copy := copied(value)) is None:
@@ -56,9 +59,13 @@ def read_one(owners: Mapping[str, Any], name: str, attribute: str) -> Any:
     """Return a copy of what an attribute holds, alone in a tuple; what is not compared as it is."""
     if name not in owners or attribute in MADE:
         return (value_of(owners, name, attribute),)
-    value = vars(owners[name]).get(attribute, ABSENT)
+    value = _held(owners[name]).get(attribute, ABSENT)
     copy = (ABSENT,) if value is ABSENT else copied(value)
     return value if copy is None else copy
+
+
+def _held(owner: Any) -> dict[str, Any]:
+    return vars(owner) if hasattr(owner, "__dict__") else attributes_of(owner)
 
 
 def _kind(owner: object) -> str:
@@ -85,16 +92,17 @@ def value_of(owners: Mapping[str, Any], name: str, attribute: str) -> Any:
         return ABSENT
     if attribute in MADE:
         return _kind(owners[name]) if attribute == KIND else _hooks(owners[name])
-    copy = copied(vars(owners[name]).get(attribute, ABSENT))
+    copy = copied(_held(owners[name]).get(attribute, ABSENT))
     return ABSENT if copy is None else copy[0]  # of others nothing is compared
 
 
 def put(owner: Any, attribute: str, copy: Any) -> None:
     """Give an attribute the value of a copy, or take it away; a table stays the one that others may hold too."""
     if copy == ABSENT:
-        vars(owner).pop(attribute, None)
+        if attribute in _held(owner):
+            object.__delattr__(owner, attribute)
         return
-    _set(owner, attribute, refilled(vars(owner).get(attribute), opened(copy), {}))
+    _set(owner, attribute, refilled(_held(owner).get(attribute), opened(copy), {}))
 
 
 def _set(owner: Any, attribute: str, value: Any) -> None:

@@ -85,6 +85,15 @@ def unmade(key: Key, value: Any, beside: list[str]) -> str:
     )
 
 
+def used(key: Key) -> str:
+    """Return the note about a generator or an iterator that a run has used, and a start has from its beginning."""
+    return (
+        f"{key[1]} of {key[0]} was used in the run, and is in no checkpoint: this start has it from its beginning, and where the "
+        "passes use what it gives, the weights will not be those of a run that was never left. Save its state: state() of the "
+        "task, run.register in a loop."
+    )
+
+
 def _short(hook: str) -> str:
     """Return the table and the name of a hook, without its code."""
     return " ".join(hook.split()[:2])

@@ -11,6 +11,7 @@ one that goes on from a checkpoint what there was where that was saved.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from torch import nn
@@ -18,8 +19,9 @@ from torch import nn
 from paceline.task import Task
 from paceline.training.attribute_changes import Changes, Then, alike, together
 from paceline.training.attribute_owners import MADE, TASK, owners_of, put, read_all, value_of
-from paceline.training.attribute_refusals import KIND, Key, check_alike, check_set_back, unmade
+from paceline.training.attribute_refusals import KIND, Key, check_alike, check_set_back, unmade, used
 from paceline.training.attribute_values import held_back, same, shown
+from paceline.training.held_objects import HELD, StartObjects, is_log
 from paceline.training.lazily_made import LazilyMade
 from paceline.training.saved_attributes import ABSENT, AnObjectsError, encoded
 from paceline.world import World, all_gather_object
@@ -35,8 +37,12 @@ class ChangedAttributes:
         self._began: dict[Key, Any] | None = None
         self._others: frozenset[Key] = frozenset()
         """What held something that is not compared when the steps began."""
+        self._held: dict[str, type] = {}
+        """The objects that modules and task held then, by the names of their owners."""
+        self._objects = StartObjects({})
         self._kept: Changes = {}
         """What is to be put on modules that are being made anew."""
+        self._kept_replaced: set[Key] = set()
         self._saved: dict[int, Then] = {}
         """What had changed at each checkpoint, by the number of steps."""
         self._awaited: dict[Key, Any] = {}
@@ -48,19 +54,22 @@ class ChangedAttributes:
     def begin(self, model: nn.Module, task: Task | None) -> None:
         """Note what there is where the first step is about to be taken, or this worker about to join."""
         if self._began is None:
-            found, objects = read_all(owners_of(model, task))
-            self._began, self._others = found, frozenset(objects)
+            owners = owners_of(model, task)
+            self._held = {name: type(one) for name, one in owners.items() if HELD in name}
+            found, objects = read_all(owners)
+            self._began, self._others, self._objects = found, frozenset(objects), StartObjects(objects)
             self._lazy.begin(found, objects)
 
     def keep(self, model: nn.Module, task: Task | None) -> None:
         """Note what has changed, before modules are made anew for the next group."""
         self._kept |= self.changes(model, task)
+        self._kept_replaced = self._objects.replaced(*reversed(read_all(self._owners(model, task))))
 
     def put_back(self, model: nn.Module, task: Task | None) -> None:
         """Have the modules of the next group be set as those before; raise where one is of another class."""
         if self._began is None:
             return
-        owners, kept = owners_of(model, task), self._kept
+        owners, kept = self._owners(model, task), self._kept
         for key, (_, now) in kept.items():
             check_alike(key, now, value_of(owners, *key), "the next group makes it")
         set_changes(owners, kept)
@@ -69,6 +78,7 @@ class ChangedAttributes:
             key: was for key, (was, now) in kept.items() if same(value_of(owners, *key), now)
         }
         self._kept = {}
+        self._objects.rebase(objects, self._kept_replaced)
         if self._lazy.awaits_first:
             self._lazy.begin(found, objects)
         self._lazy.rebase(owners)
@@ -79,11 +89,20 @@ class ChangedAttributes:
 
     def now(self, model: nn.Module, task: Task | None) -> Then:
         """Return what has changed by now, should the run go back to here."""
-        began = self._began
-        if began is None:
+        if self._began is None:
             return Then({})
+        owners = self._owners(model, task)
+        return self._then(owners, *read_all(owners))
+
+    def _owners(self, model: nn.Module, task: Task | None) -> dict[str, Any]:
+        """Return what counts of what there is: modules and task, and objects of the class that was there when the steps began."""
         owners = owners_of(model, task)
-        now, objects = read_all(owners)
+        return {
+            name: one for name, one in owners.items() if HELD not in name or type(one) is self._held.get(name)
+        }
+
+    def _then(self, owners: Mapping[str, Any], now: dict[Key, Any], objects: Mapping[Key, Any]) -> Then:
+        began = self._began or {}
         # Not once more for each checkpoint.
         others = self._others if objects.keys() == self._others else frozenset(objects)
         keys = dict.fromkeys((*began, *now))
@@ -110,7 +129,7 @@ class ChangedAttributes:
         everybody: list[_Told] = all_gather_object(world.comm, (joins, mine, self._saved if knows else {}))
         if not any(is_new for is_new, _, _ in everybody):
             return
-        owners = owners_of(model, task)
+        owners = self._owners(model, task)
         names = frozenset(owners) if computes else frozenset()
         there: list[frozenset[str]] = all_gather_object(world.comm, names)
         old = [place for place, (is_new, _, _) in enumerate(everybody) if not is_new]
@@ -155,7 +174,7 @@ class ChangedAttributes:
 
         Where nobody knows it is what the checkpoint has `saved`; without one nothing had changed: it is the beginning.
         """
-        names = frozenset(owners_of(model, task)) if computes else frozenset()
+        names = frozenset(self._owners(model, task)) if computes else frozenset()
         companions = frozenset(self._lazy.companions())
         told: list[tuple[Then | None, frozenset[str], frozenset[Key]]] = all_gather_object(
             world.comm, (mine, names, companions)
@@ -172,7 +191,7 @@ class ChangedAttributes:
         """Have everything be set as it was then, after so many steps; raise where that cannot be."""
         if self._began is None:
             return
-        owners = owners_of(model, task)
+        owners = self._owners(model, task)
         now, others = read_all(owners)
         wanted = self._began | {key: value for key, (_, value) in then.changes.items()}
         # What was lazy then has another class as soon as it has computed, and keeps what it was given.
@@ -197,8 +216,11 @@ class ChangedAttributes:
         self, world: World, model: nn.Module, task: Task | None, *, computes: bool
     ) -> dict[str, Any] | None:
         """Return what a checkpoint holds of what all have changed alike; every worker of the group calls it."""
-        began, then = self._began or {}, self.now(model, task) if computes else Then({})
-        rows, left = dict[Key, Any](), then.others - self._others
+        began, rows = self._began or {}, dict[Key, Any]()
+        owners = self._owners(model, task) if computes and began else {}
+        found, objects = read_all(owners)
+        then = self._then(owners, found, objects) if owners else Then({})
+        left, moved = self._left(owners, found, objects), self._objects.used(objects)
         made, companions, beside = {name for name, _ in began}, self._lazy.companions(), list[Any]()
         for key, (was, now) in then.changes.items():
             if key[1] in MADE and was == ABSENT and key[0] in made:
@@ -206,43 +228,62 @@ class ChangedAttributes:
             if key in companions:
                 beside.append([*key, encoded(now), companions[key]])
                 continue
+            if is_log(getattr(now, "value", None)):
+                continue
             try:
                 rows[key] = encoded(was), encoded(now)
             except AnObjectsError:
                 left |= {key}
-        told: list[tuple[dict[Key, Any], frozenset[Key], list[Any]]] = all_gather_object(
-            world.comm, (rows, left, beside)
+        told: list[tuple[dict[Key, Any], set[Key], list[Any], set[Key]]] = all_gather_object(
+            world.comm, (rows, left, beside, moved)
         )
         if self._began is None or not any(any(one) for one in told):
             return None
-        names = frozenset(owners_of(model, task)) if computes else frozenset()
-        there: list[frozenset[str]] = all_gather_object(world.comm, names)
+        there: list[frozenset[str]] = all_gather_object(world.comm, frozenset(owners))
         lazy = {
             (name, attribute): [name, attribute, *rest]
-            for *_, beside in told
+            for _, _, beside, _ in told
             for name, attribute, *rest in beside
         }
         changes = alike([(rows, names) for (rows, *_), names in zip(told, there, strict=True)])
         changes = {key: pair for key, pair in changes.items() if key not in lazy}
         others = {
-            key for rows, left, _ in told for key in (*rows, *left) if key not in changes and key not in lazy
+            key for rows, left, *_ in told for key in (*rows, *left) if key not in changes and key not in lazy
         }
-        unsaved = {key for _, left, _ in told for key in left}
+        unsaved = {key for _, left, *_ in told for key in left}
         return {
             "alike": [[*key, was, now] for key, (was, now) in changes.items()],
             "beside": list(lazy.values()),
+            "used": [list(key) for key in sorted({key for *_, moved in told for key in moved})],
             "others": [list(key) for key in sorted(others)],
             "unsaved": [list(key) for key in sorted(unsaved & others)],
         }
 
+    def _left(
+        self, owners: Mapping[str, Any], found: Mapping[Key, Any], objects: Mapping[Key, Any]
+    ) -> set[Key]:
+        """Return which attributes were set to objects that no checkpoint can hold, or hold another object than they did."""
+        own = {id(one) for name, one in owners.items() if HELD not in name}
+
+        def is_known(key: Key) -> bool:
+            name, attribute = key
+            value = objects.get(key)
+            if isinstance(value, nn.Module):  # of layers only what is plain is held elsewhere
+                return id(value) in own
+            return is_log(value) or f"{attribute}{HELD}{name}" in owners
+
+        new = objects.keys() - self._others
+        left = {key for key in new | self._objects.replaced(objects, found) if not is_known(key)}
+        return {(name, attribute) for name, attribute in left if name in owners}
+
     def from_saved(self, saved: Then, model: nn.Module, task: Task | None) -> tuple[Then, list[str]]:
         """Return what a checkpoint holds less what this run was given anew, and what to say of that."""
-        began, now = self._began or {}, read_all(owners_of(model, task))[0]
+        began, now = self._began or {}, read_all(self._owners(model, task))[0]
         anew = {
             key: (was, value)
             for key, (was, value) in saved.changes.items()
             if key[1] not in MADE
-            and key[0] in owners_of(model, task)
+            and key[0] in self._owners(model, task)
             and not same(began.get(key, ABSENT), was)
             and not same(now.get(key, ABSENT), value)
         }
@@ -252,13 +293,13 @@ class ChangedAttributes:
             for (name, attribute), (was, value) in anew.items()
         ]
         kept = {key: pair for key, pair in saved.changes.items() if key not in anew}
-        return Then(kept, saved.others, saved.unsaved, saved.beside), texts
+        return replace(saved, changes=kept), texts
 
     def go_on(
         self, world: World, model: nn.Module, task: Task | None, saved: Then, number: int, *, computes: bool
     ) -> list[str]:
         """Have everything be set as it was where the run was saved, and return notes; every worker calls it."""
-        owners = owners_of(model, task) if computes else {}
+        owners = self._owners(model, task) if computes else {}
         there: list[frozenset[str]] = all_gather_object(world.comm, frozenset(owners))
         if not computes:
             return []
@@ -266,6 +307,7 @@ class ChangedAttributes:
         somewhere = frozenset().union(*there)
         self._awaited = {key: ABSENT for key in then.unsaved if key[0] in owners}
         self._beside = then.beside
+        texts += [used(key) for key in sorted(then.used) if key[0] in owners]
         for key, (was, value) in then.changes.items():
             if key[0] not in owners and key[0] in somewhere:
                 continue
@@ -285,7 +327,7 @@ class ChangedAttributes:
     def after_passes(self, model: nn.Module, task: Task | None) -> None:
         """Look behind the passes of a first step, before its hooks."""
         if self._lazy.awaits_first:
-            owners = owners_of(model, task)
+            owners = self._owners(model, task)
             self._lazy.look(owners, *read_all(owners), ends=False)
 
     def after_step(self, model: nn.Module, task: Task | None) -> list[str]:
@@ -293,7 +335,7 @@ class ChangedAttributes:
         if not self._lazy.awaits_first:
             self._lazy.follow()
             return []
-        owners = owners_of(model, task)
+        owners = self._owners(model, task)
         found, objects = read_all(owners)
         self._lazy.look(owners, found, objects, ends=True)
         texts = self._unmade(owners, found, objects)

@@ -255,9 +255,7 @@ def test_what_cannot_be_set_is_told_of_unless_a_first_step_makes_it_again(act: A
     assert not changed.after_step(third, None)
 
 
-def test_a_method_of_an_object_is_left_alone() -> None:
+def test_what_a_log_is_written_with_is_left_alone() -> None:
     net, changed = begun()
-    net.seen = io.StringIO().write
-    then = saved(changed, net)
-    assert not then.changes
-    go_on(then, Net())
+    net.seen, net.say, net.file = io.StringIO().write, print, io.StringIO()
+    assert changed.to_save(alone(), net, None, computes=True) is None
