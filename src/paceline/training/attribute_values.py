@@ -181,7 +181,9 @@ def _copied(value: Any, depth: int, left: Iterator[int]) -> Any:
         return kind(members)
     if (holder := parts_of(value)) is not None:
         return Holding(holder[0], tuple(_copied(one, depth - 1, left) for one in holder[1]))
-    if isinstance(value, FunctionType | MethodType | BuiltinFunctionType | type) and not _is_others(value):
+    if isinstance(
+        value, FunctionType | MethodType | BuiltinFunctionType | np.ufunc | type
+    ) and not _is_others(value):
         return _named(value)
     raise _OtherError
 
@@ -209,6 +211,8 @@ def _named(value: Any) -> FunctionCopy:
 def known(value: Any) -> tuple[str, str]:
     """Return a function's full name, and what stands for its code."""
     inner = value.__func__ if isinstance(value, MethodType) else value
+    if isinstance(inner, np.ufunc):
+        return f"numpy.{inner.__name__}", ""
     owner = getattr(inner, "__module__", None) or "torch"
     return f"{owner}.{getattr(inner, '__qualname__', type(inner).__name__)}", _digest(inner)
 

@@ -21,7 +21,7 @@ from paceline.training.attribute_changes import Changes, Then, alike, together
 from paceline.training.attribute_owners import MADE, TASK, owners_of, put, read_all, value_of
 from paceline.training.attribute_refusals import KIND, Key, check_alike, check_set_back, unmade, used
 from paceline.training.attribute_values import held_back, same, shown
-from paceline.training.held_objects import HELD, StartObjects, is_log
+from paceline.training.held_objects import HELD, StartObjects, is_from_clock, is_log
 from paceline.training.lazily_made import LazilyMade
 from paceline.training.saved_attributes import ABSENT, AnObjectsError, encoded
 from paceline.world import World, all_gather_object
@@ -291,6 +291,7 @@ class ChangedAttributes:
             f"{attribute} of {name} was changed in the run from {_named(was)} to {_named(value)}, but this start begins with "
             f"{_named(began.get((name, attribute), ABSENT))}, which stays."
             for (name, attribute), (was, value) in anew.items()
+            if not is_from_clock(began.get((name, attribute), ABSENT))
         ]
         kept = {key: pair for key, pair in saved.changes.items() if key not in anew}
         return replace(saved, changes=kept), texts

@@ -8,6 +8,7 @@ import io
 import itertools
 import logging
 import random
+import time
 import types
 import weakref
 from collections.abc import Callable, Collection, Iterator, Mapping
@@ -25,6 +26,8 @@ HELD = " of "
 """What the name of such an object has, and that of a module has not."""
 _MOST, _ITEMS, _LEVELS = 500, 64, 2
 """How many objects count, how many items of a table are looked at, and how many objects may lie one in the other."""
+_MOMENT = 600.0
+"""For how many seconds a start may prepare."""
 _OF_LOGS = ("logging", "mlflow", "rich", "tensorboard", "tqdm", "wandb")
 
 
@@ -119,6 +122,12 @@ def is_log(value: Any) -> bool:
     return (
         value is print or module.partition(".")[0] in _OF_LOGS or module.startswith("torch.utils.tensorboard")
     )
+
+
+def is_from_clock(value: Any) -> bool:
+    """Return whether a value was read from a clock a moment ago: a start of its own has a time of its own."""
+    clocks = (time.time, time.monotonic, time.perf_counter)
+    return type(value) is float and any(0 <= clock() - value < _MOMENT for clock in clocks)
 
 
 def _reference(one: Any) -> Callable[[], Any]:

@@ -6,6 +6,8 @@ files, and torch's mathematics.
 
 from __future__ import annotations
 
+import math
+import operator
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -141,20 +143,37 @@ def _is_known(bound: Any) -> bool:
     return bound is None or hasattr(bound, "__name__")
 
 
+_MATHEMATICS = {"math": math, "_operator": operator, "numpy": np}
+_RUNS = ("call", "delitem", "methodcaller", "setitem")
+"""Functions of these modules that compute nothing."""
+
+
 def _found(name: str) -> Any:
     """Return the function or class of that name; None where it is not loaded, or is somebody else's."""
     last = name.rpartition(".")[2]
+    library = name.partition(".")[0]
+    if library in _MATHEMATICS:
+        one = getattr(_MATHEMATICS[library], last, None)
+        computes = (
+            isinstance(one, np.ufunc if library == "numpy" else BuiltinFunctionType) and last not in _RUNS
+        )
+        return one if computes and known(one)[0] == name else None
+    special = getattr(torch.special, last.removeprefix("special_"), None)
+    if isinstance(special, BuiltinFunctionType) and known(special)[0] == name:
+        return special
     for one in (getattr(torch, last, None), getattr(functional, last, None), getattr(torch.nn, last, None)):
         computes = isinstance(one, BuiltinFunctionType) and hasattr(torch.Tensor, last)
         is_layer = isinstance(one, type) and issubclass(one, torch.nn.Module)
         of_torch = getattr(one, "__module__", None) in (functional.__name__, functional.gelu.__module__)
         if (computes or of_torch or is_layer) and known(one)[0] == name:
             return one
-    home, found = name, None
+    home = name
+    found: Any = None
     while home and not (home in sys.modules and is_users(home)):
         home = home.rpartition(".")[0]
     if home:
         found = sys.modules[home]
         for part in name[len(home) + 1 :].split("."):
             found = vars(found).get(part) if hasattr(found, "__dict__") else None
+            found = found.__func__ if isinstance(found, staticmethod) else found
     return found if isinstance(found, FunctionType | type) and known(found)[0] == name else None

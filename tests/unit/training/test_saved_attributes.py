@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import io
+import math
+import operator
+import time
 from collections import Counter, OrderedDict, defaultdict, deque
 from decimal import Decimal
 from enum import Enum, Flag, IntEnum
@@ -81,6 +84,7 @@ def stored(value: Any) -> Any:
         *(None, True, 3, 0.1, float("nan"), "text", 1j, b"\x00\xff", torch.float16, torch.device("cpu")),
         *((1, [2, {"a": {3, (4, "b")}}]), frozenset({1}), {1: None, "b": (2, "x")}),
         *(np.float64(0.1), np.float32(0.1), np.int64(3), np.bool_(True)),
+        *(math.sin, operator.neg, np.tanh, torch.special.expit, Net.fixed, Phase),
         *(torch.relu, torch.tanh, F.gelu, F.relu, nn.GELU, halve, Net),
         *(
             Phase.LATE,
@@ -111,7 +115,20 @@ def test_values_go_into_a_checkpoint_and_come_back(value: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["os.system", "torch.load", "torch.hub.load", "builtins.exec", "posix.system", "no.such", ""]
+    "name",
+    [
+        "os.system",
+        "torch.load",
+        "torch.hub.load",
+        "builtins.exec",
+        "posix.system",
+        "no.such",
+        "",
+        "_operator.call",
+        "numpy.load",
+        "numpy.array",
+        "math.x",
+    ],
 )
 def test_other_functions_are_not_looked_up(name: str) -> None:
     assert held_back(decoded(["function", [name, ""]])) is not None
@@ -199,6 +216,19 @@ def test_what_a_start_is_given_anew_stays_and_is_told() -> None:
     assert texts == [
         "rate of the task was changed in the run from 0.1 to 0.05, but this start begins with 0.2, which stays."
     ]
+
+
+def test_a_time_that_a_start_has_read_stays_without_a_word() -> None:
+    net = Net()
+    net.seen = time.time() - 1000
+    changed = ChangedAttributes()
+    changed.begin(net, None)
+    net.seen = time.time() - 900
+    then = saved(changed, net)
+    other = Net()
+    other.seen = now = time.time()
+    assert not go_on(then, other)[1]
+    assert other.seen == now
 
 
 def closure(net: Net) -> None:
