@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -25,6 +25,8 @@ class Then:
     """Those of them that a checkpoint knows to have been set in the run."""
     used: frozenset[Key] = frozenset()
     """Those that held a generator or an iterator, which the run has used."""
+    anew: frozenset[Key] = frozenset()
+    """Those of the changed ones that hold another table than when the steps began, not what that one came to hold."""
     beside: dict[Key, tuple[Any, bool]] = field(default_factory=dict)
     """What a checkpoint knows to have been made along with them, and whether that was in later steps too."""
 
@@ -49,11 +51,11 @@ def _read(entry: Any) -> Then:
         (str(name), str(attribute)): (decoded(now), bool(moves))
         for name, attribute, now, moves in entry.get("beside", ())
     }
-    others, unsaved, used = (
+    others, unsaved, used, anew = (
         frozenset((str(name), str(attribute)) for name, attribute in entry.get(part, ()))
-        for part in ("others", "unsaved", "used")
+        for part in ("others", "unsaved", "used", "anew")
     )
-    return Then(changes, others, unsaved, used, beside)
+    return Then(changes, others, unsaved, used, anew, beside)
 
 
 def alike(told: Iterable[tuple[Changes, frozenset[str]]]) -> Changes:
@@ -73,4 +75,33 @@ def together(told: Iterable[tuple[Then | None, frozenset[str]]], but: Collection
     known = [(then, names) for then, names in told if then is not None]
     changes = alike([(then.changes, names) for then, names in known])
     changes = {key: pair for key, pair in changes.items() if key not in but}
-    return Then(changes, frozenset().union(*(then.others for then, _ in known)))
+    others, anew = (
+        frozenset().union(*(getattr(then, part) for then, _ in known)) for part in ("others", "anew")
+    )
+    return Then(changes, others, anew=anew)
+
+
+Told = tuple[dict[Key, Any], set[Key], list[Any], set[Key]]
+"""What a worker would save: changes, what cannot be saved, what was made along with that, and what was used."""
+
+
+def combined(told: Sequence[Told], there: Sequence[frozenset[str]], anew: Collection[Key]) -> dict[str, Any]:
+    """Return what a checkpoint holds of what all workers have told; `there` are the owners that each of them has."""
+    lazy = {
+        (name, attribute): [name, attribute, *rest]
+        for _, _, beside, _ in told
+        for name, attribute, *rest in beside
+    }
+    changes = alike([(rows, names) for (rows, *_), names in zip(told, there, strict=True)])
+    changes = {key: pair for key, pair in changes.items() if key not in lazy}
+    known = changes.keys() | lazy.keys()
+    others = {key for rows, left, *_ in told for key in (*rows, *left) if key not in known}
+    unsaved = {key for _, left, *_ in told for key in left}
+    return {
+        "alike": [[*key, was, now] for key, (was, now) in changes.items()],
+        "anew": [list(key) for key in sorted(anew) if key in changes],
+        "beside": list(lazy.values()),
+        "used": [list(key) for key in sorted({key for *_, used in told for key in used})],
+        "others": [list(key) for key in sorted(others)],
+        "unsaved": [list(key) for key in sorted(unsaved & others)],
+    }

@@ -45,7 +45,7 @@ def read_all(owners: Mapping[str, Any]) -> Read:
     for name, owner in owners.items():
         if isinstance(owner, nn.Module) and not isinstance(owner, LazyModuleMixin) and HELD not in name:
             found[name, KIND], found[name, HOOKS] = _kind(owner), _hooks(owner)
-        for attribute, value in _held(owner).items():
+        for attribute, value in attributes_held(owner).items():
             if attribute[0] == "_":
                 continue
             if (copy := copied(value)) is None:
@@ -59,12 +59,13 @@ def read_one(owners: Mapping[str, Any], name: str, attribute: str) -> Any:
     """Return a copy of what an attribute holds, alone in a tuple; what is not compared as it is."""
     if name not in owners or attribute in MADE:
         return (value_of(owners, name, attribute),)
-    value = _held(owners[name]).get(attribute, ABSENT)
+    value = attributes_held(owners[name]).get(attribute, ABSENT)
     copy = (ABSENT,) if value is ABSENT else copied(value)
     return value if copy is None else copy
 
 
-def _held(owner: Any) -> dict[str, Any]:
+def attributes_held(owner: Any) -> dict[str, Any]:
+    """Return the attributes of an owner by name, the table itself where it has one."""
     return vars(owner) if hasattr(owner, "__dict__") else attributes_of(owner)
 
 
@@ -92,17 +93,27 @@ def value_of(owners: Mapping[str, Any], name: str, attribute: str) -> Any:
         return ABSENT
     if attribute in MADE:
         return _kind(owners[name]) if attribute == KIND else _hooks(owners[name])
-    copy = copied(_held(owners[name]).get(attribute, ABSENT))
+    copy = copied(attributes_held(owners[name]).get(attribute, ABSENT))
     return ABSENT if copy is None else copy[0]  # of others nothing is compared
 
 
-def put(owner: Any, attribute: str, copy: Any) -> None:
-    """Give an attribute the value of a copy, or take it away; a table stays the one that others may hold too."""
+def tables_of(owners: Mapping[str, Any]) -> dict[Key, Any]:
+    """Return the tables themselves that attributes hold, others than copies."""
+    return {
+        (name, attribute): value
+        for name, owner in owners.items()
+        for attribute, value in attributes_held(owner).items()
+        if attribute[0] != "_" and isinstance(value, _TABLES)
+    }
+
+
+def put(owner: Any, attribute: str, copy: Any, table: Any) -> None:
+    """Give an attribute the value of a copy, or take it away; the `table` that others may hold too holds it then."""
     if copy == ABSENT:
-        if attribute in _held(owner):
+        if attribute in attributes_held(owner):
             object.__delattr__(owner, attribute)
         return
-    _set(owner, attribute, refilled(_held(owner).get(attribute), opened(copy), {}))
+    _set(owner, attribute, refilled(table, opened(copy), {}))
 
 
 def _set(owner: Any, attribute: str, value: Any) -> None:
@@ -110,6 +121,13 @@ def _set(owner: Any, attribute: str, value: Any) -> None:
         setattr(owner, attribute, value)
     except AttributeError:  # a frozen dataclass
         object.__setattr__(owner, attribute, value)
+
+
+def set_changes(owners: Mapping[str, Any], changes: Mapping[Key, tuple[Any, Any]]) -> None:
+    """Change what is as it was where the changes began."""
+    for (name, attribute), (was, now) in changes.items():
+        if attribute not in MADE and name in owners and same(value_of(owners, name, attribute), was):
+            put(owners[name], attribute, now, attributes_held(owners[name]).get(attribute))
 
 
 def refilled(there: Any, value: Any, seen: dict[int, Any]) -> Any:

@@ -17,10 +17,21 @@ from typing import Any
 from torch import nn
 
 from paceline.task import Task
-from paceline.training.attribute_changes import Changes, Then, alike, together
-from paceline.training.attribute_owners import MADE, TASK, owners_of, put, read_all, value_of
-from paceline.training.attribute_refusals import KIND, Key, check_alike, check_set_back, unmade, used
+from paceline.training.attribute_changes import Changes, Then, Told, alike, combined, together
+from paceline.training.attribute_owners import (
+    MADE,
+    TASK,
+    attributes_held,
+    owners_of,
+    put,
+    read_all,
+    set_changes,
+    tables_of,
+    value_of,
+)
+from paceline.training.attribute_refusals import KIND, Key, check_alike, check_set_back, used
 from paceline.training.attribute_values import held_back, same, shown
+from paceline.training.awaited_attributes import Awaited
 from paceline.training.held_objects import HELD, StartObjects, is_from_clock, is_log
 from paceline.training.lazily_made import LazilyMade
 from paceline.training.saved_attributes import ABSENT, AnObjectsError, encoded
@@ -40,15 +51,15 @@ class ChangedAttributes:
         self._held: dict[str, type] = {}
         """The objects that modules and task held then, by the names of their owners."""
         self._objects = StartObjects({})
+        self._tables: dict[Key, Any] = {}
+        """The tables that attributes held then, which others may hold too."""
         self._kept: Changes = {}
         """What is to be put on modules that are being made anew."""
         self._kept_replaced: set[Key] = set()
+        self._kept_anew: frozenset[Key] = frozenset()
         self._saved: dict[int, Then] = {}
         """What had changed at each checkpoint, by the number of steps."""
-        self._awaited: dict[Key, Any] = {}
-        """What a checkpoint says and cannot give back: a first step may make it again. ABSENT stands for any object."""
-        self._beside: dict[Key, tuple[Any, bool]] = {}
-        """What the run had made along with such objects, and whether it did so in later steps too."""
+        self._awaited = Awaited()
         self._lazy = LazilyMade()
 
     def begin(self, model: nn.Module, task: Task | None) -> None:
@@ -57,12 +68,15 @@ class ChangedAttributes:
             owners = owners_of(model, task)
             self._held = {name: type(one) for name, one in owners.items() if HELD in name}
             found, objects = read_all(owners)
+            self._tables = {key: one for key, one in tables_of(owners).items() if key in found}
             self._began, self._others, self._objects = found, frozenset(objects), StartObjects(objects)
             self._lazy.begin(found, objects)
 
     def keep(self, model: nn.Module, task: Task | None) -> None:
         """Note what has changed, before modules are made anew for the next group."""
-        self._kept |= self.changes(model, task)
+        then = self.now(model, task)
+        self._kept |= then.changes
+        self._kept_anew = then.anew
         self._kept_replaced = self._objects.replaced(*reversed(read_all(self._owners(model, task))))
 
     def put_back(self, model: nn.Module, task: Task | None) -> None:
@@ -79,6 +93,10 @@ class ChangedAttributes:
         }
         self._kept = {}
         self._objects.rebase(objects, self._kept_replaced)
+        tables = tables_of(owners)
+        self._tables = {
+            key: tables[key] for key in self._tables if key in tables and key not in self._kept_anew
+        }
         if self._lazy.awaits_first:
             self._lazy.begin(found, objects)
         self._lazy.rebase(owners)
@@ -113,7 +131,11 @@ class ChangedAttributes:
             return key not in now and key[1] not in MADE and (key in objects or key[0] not in owners)
 
         changes = {key: pair for key, pair in pairs.items() if not same(*pair) and not is_gone(key)}
-        return Then(changes, others)
+        tables = tables_of(owners)
+        anew = frozenset(
+            key for key in changes if key in tables and self._tables.get(key, tables[key]) is not tables[key]
+        )
+        return Then(changes, others, anew=anew)
 
     def agree(
         self, world: World, model: nn.Module, task: Task | None, *, joins: bool, computes: bool
@@ -208,7 +230,8 @@ class ChangedAttributes:
             name, attribute = key
             if attribute in MADE or name not in owners:
                 continue
-            put(owners[name], attribute, was)
+            there = self._tables.get(key, attributes_held(owners[name]).get(attribute))
+            put(owners[name], attribute, was, None if key in then.anew else there)
 
     # In a checkpoint.
 
@@ -234,30 +257,11 @@ class ChangedAttributes:
                 rows[key] = encoded(was), encoded(now)
             except AnObjectsError:
                 left |= {key}
-        told: list[tuple[dict[Key, Any], set[Key], list[Any], set[Key]]] = all_gather_object(
-            world.comm, (rows, left, beside, moved)
-        )
+        told: list[Told] = all_gather_object(world.comm, (rows, left, beside, moved))
         if self._began is None or not any(any(one) for one in told):
             return None
         there: list[frozenset[str]] = all_gather_object(world.comm, frozenset(owners))
-        lazy = {
-            (name, attribute): [name, attribute, *rest]
-            for _, _, beside, _ in told
-            for name, attribute, *rest in beside
-        }
-        changes = alike([(rows, names) for (rows, *_), names in zip(told, there, strict=True)])
-        changes = {key: pair for key, pair in changes.items() if key not in lazy}
-        others = {
-            key for rows, left, *_ in told for key in (*rows, *left) if key not in changes and key not in lazy
-        }
-        unsaved = {key for _, left, *_ in told for key in left}
-        return {
-            "alike": [[*key, was, now] for key, (was, now) in changes.items()],
-            "beside": list(lazy.values()),
-            "used": [list(key) for key in sorted({key for *_, moved in told for key in moved})],
-            "others": [list(key) for key in sorted(others)],
-            "unsaved": [list(key) for key in sorted(unsaved & others)],
-        }
+        return combined(told, there, then.anew)
 
     def _left(
         self, owners: Mapping[str, Any], found: Mapping[Key, Any], objects: Mapping[Key, Any]
@@ -306,8 +310,7 @@ class ChangedAttributes:
             return []
         then, texts = self.from_saved(saved, model, task)
         somewhere = frozenset().union(*there)
-        self._awaited = {key: ABSENT for key in then.unsaved if key[0] in owners}
-        self._beside = then.beside
+        awaited = {key: ABSENT for key in then.unsaved if key[0] in owners}
         texts += [used(key) for key in sorted(then.used) if key[0] in owners]
         for key, (was, value) in then.changes.items():
             if key[0] not in owners and key[0] in somewhere:
@@ -315,12 +318,13 @@ class ChangedAttributes:
             if key[1] == KIND and was != ABSENT:
                 check_alike(key, value, value_of(owners, *key), "this start makes it")
             elif key[0] not in owners or key[1] in MADE or held_back(value) is not None:
-                self._awaited[key] = value
-        self.set_back(model, task, Then(then.changes, then.others.union(self._awaited)), number)
+                awaited[key] = value
+        self.set_back(model, task, replace(then, others=then.others.union(awaited)), number)
         # As changes they are in the next checkpoint too.
         changed = {key: was for key, (was, _) in then.changes.items() if key[0] in owners}
         self._began = (self._began or {}) | changed
         self._lazy.begin(*read_all(owners))
+        self._awaited = Awaited(awaited, then.beside)
         return texts
 
     # Behind steps.
@@ -339,48 +343,11 @@ class ChangedAttributes:
         owners = self._owners(model, task)
         found, objects = read_all(owners)
         self._lazy.look(owners, found, objects, ends=True)
-        texts = self._unmade(owners, found, objects)
+        awaited, self._awaited = self._awaited, Awaited()
+        texts = awaited.notes(owners, (found, objects), self._lazy)
         self._lazy.fresh = {}, {}
         return texts
-
-    def _unmade(
-        self, owners: Mapping[str, Any], found: Mapping[Key, Any], objects: Mapping[Key, Any]
-    ) -> list[str]:
-        """Return notes of what is awaited and is not there."""
-        awaited, beside, self._awaited, self._beside = self._awaited, self._beside, {}, {}
-        if not (awaited or beside):
-            return []
-        lazy, was = self._lazy.companions(), self._lazy.fresh
-
-        def is_unmade(key: Key, value: Any) -> bool:
-            if value != ABSENT:
-                return not same(value_of(owners, *key), value)
-            if key in objects:  # of an object only that it is another one can be known
-                return objects[key] is was[1].get(key, ABSENT)
-            return same(found.get(key, ABSENT), was[0].get(key, ABSENT))
-
-        awaited |= {
-            key: value
-            for key, (value, moves) in beside.items()
-            if key[0] in owners and not (moves and key in lazy)
-        }
-        return [
-            unmade(
-                key,
-                value,
-                [attribute for name, attribute in beside if name == key[0] and (name, attribute) != key],
-            )
-            for key, value in awaited.items()
-            if (key[0] in owners or key[1] == KIND) and is_unmade(key, value)
-        ]
 
 
 def _named(copy: Any) -> str:
     return "none" if copy == ABSENT else shown(copy)
-
-
-def set_changes(owners: Mapping[str, Any], changes: Changes) -> None:
-    """Change what is as it was where the changes began."""
-    for (name, attribute), (was, now) in changes.items():
-        if attribute not in MADE and name in owners and same(value_of(owners, name, attribute), was):
-            put(owners[name], attribute, now)

@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from paceline.task import Task
+from paceline.training.attribute_changes import Then
 from paceline.training.changed_attributes import ChangedAttributes
 from paceline.world import alone
 from tests.unit.training.test_saved_attributes import saved
@@ -130,3 +131,30 @@ def test_what_cannot_be_put_back_is_told(change: Callable[[Any], None], text: st
     told = changed.go_on(alone(), net, task, then, 3, computes=True)
     told += changed.after_step(net, task)
     assert [one[: len(text)] for one in told] == [text]
+
+
+@pytest.mark.parametrize("back", [False, True])
+def test_an_attribute_that_names_another_table_leaves_the_first_as_it_is(back: bool) -> None:
+    def begin() -> tuple[Any, Net, ChangedAttributes]:
+        task, net, _ = start()
+        task.stages = [{"size": 1}, {"size": 2}]
+        task.stage = task.stages[0]
+        changed = ChangedAttributes()
+        changed.begin(net, task)
+        return task, net, changed
+
+    task, net, changed = begin()
+    task.stage = task.stages[1]
+    if back:
+        then = changed.now(net, task)
+        task.stage = task.stages[0]
+        changed.set_back(net, task, then, 3)
+        assert (task.stage, task.stages) == ({"size": 2}, [{"size": 1}, {"size": 2}])
+        changed.set_back(net, task, Then({}), 0)
+        assert task.stage is task.stages[0]
+    else:
+        then = saved(changed, net, task)
+        task, net, changed = begin()
+        changed.go_on(alone(), net, task, then, 3, computes=True)
+    assert task.stage == {"size": 1 + (not back)}
+    assert task.stages == [{"size": 1}, {"size": 2}]
