@@ -26,6 +26,8 @@ HELD = " of "
 """What the name of such an object has, and that of a module has not."""
 _MOST, _ITEMS, _LEVELS = 500, 64, 2
 """How many objects count, how many items of a table are looked at, and how many objects may lie one in the other."""
+_LONG = 10_000
+"""How many items of a long table are looked at for a change."""
 _MOMENT = 600.0
 """For how many seconds a start may prepare."""
 _OF_LOGS = ("logging", "mlflow", "rich", "tensorboard", "tqdm", "wandb")
@@ -103,7 +105,7 @@ class StartObjects:
         return now | self._replaced
 
     def used(self, objects: Mapping[Key, Any]) -> set[Key]:
-        """Return which generators and iterators have come further."""
+        """Return which generators and iterators have come further, and which tables hold something else."""
         return {
             key
             for key, state in self._states.items()
@@ -138,15 +140,18 @@ def _reference(one: Any) -> Callable[[], Any]:
 
 
 def _state_of(one: Any) -> Any:
-    """Return how far a generator of numbers, or an iterator, has come."""
+    """Return how far a generator of numbers, or an iterator, has come, and what there is in a table."""
+    if isinstance(one, dict | list):  # one that holds other objects too, or is long
+        items = islice(one.items() if isinstance(one, dict) else enumerate(one), _LONG)
+        return hash((len(one), *(repr(pair) for pair in items if type(pair[1]) in (bool, int, float, str))))
     if isinstance(one, random.Random):
         return hash(one.getstate())
     if isinstance(one, torch.Generator):
         return one.get_state().numpy().tobytes()
-    if isinstance(one, np.random.Generator):
-        return repr(one.bit_generator.state)
-    if isinstance(one, np.random.RandomState):
-        return repr(one.get_state(legacy=False))
+    if isinstance(one, np.random.Generator | np.random.RandomState):
+        return repr(
+            one.bit_generator.state if isinstance(one, np.random.Generator) else one.get_state(legacy=False)
+        )
     if isinstance(one, types.GeneratorType):
         return one.gi_frame is None or one.gi_frame.f_lasti
     return place_of(one) if isinstance(one, (*ITERATORS, itertools.count)) else None

@@ -72,6 +72,7 @@ def start() -> tuple[Any, Net, ChangedAttributes]:
     task.meters = {"loss": Schedule()}
     task.options = {"model": {"scale": [1.0]}, "rate": 1}
     task.rng, task.items, task.big = random.Random(1), iter([1, 2, 3]), torch.ones(5000)
+    task.mixed = {"s": 1.0, "layer": nn.Identity, "object": object()}
     net = Net(task.options["model"])
     task.net = net
     changed = ChangedAttributes()
@@ -106,6 +107,10 @@ def take(task: Any) -> None:
     next(task.items)
 
 
+def write(task: Any) -> None:
+    task.mixed["s"] = 2.0
+
+
 def enlarge(task: Any) -> None:
     task.big = torch.zeros(5000)
 
@@ -117,8 +122,9 @@ def drop(task: Any) -> None:
 @pytest.mark.parametrize(
     ("change", "text"),
     [
-        (draw, "rng of the task was used in the run"),
-        (take, "items of the task was used in the run"),
+        (draw, "rng of the task was used or changed in the run"),
+        (take, "items of the task was used or changed in the run"),
+        (write, "mixed of the task was used or changed in the run"),
         (enlarge, "big of the task was set in the run to what no checkpoint holds"),
         (drop, "big of the task was set in the run to what no checkpoint holds"),
     ],
