@@ -69,6 +69,34 @@ def check_set_back(key: Key, was: Any, now: Any, number: int) -> None:
         )
 
 
+def unmade(key: Key, value: Any, beside: list[str]) -> str:
+    """Return the note about what a run had set and a start has not; what was made `beside` it the start has as it makes it."""
+    name, attribute = key
+    along = f" (along with {', '.join(beside)})" if beside else ""
+    if attribute == HOOKS and value != ABSENT:
+        what, became = f"the hooks of {name}{along} were", ", ".join(_short(one) for one in value) or "none"
+    else:
+        what = f"{attribute} of {name}{along} was"
+        became = "an object" if value == ABSENT else shown(value)
+    was = f"{what} set in the run to what no checkpoint holds ({became})"
+    if attribute == HOOKS and not value:
+        was = f"the hooks of {name} were taken away in the run"
+    return (
+        f"{was}, and this start has not set it in its first step: where the passes use it, the weights will not be those of a "
+        "run that was never left. Make it before the first step, or save it: state() of the task, run.register in a loop."
+    )
+
+
+def used(key: Key) -> str:
+    """Return the note about a generator, an iterator or a table that a run has used, and a start has from its beginning."""
+    return (
+        f"{key[1]} of {key[0]} was used or changed in the run, and is in no checkpoint: this start has it from its "
+        "beginning, and where the passes use what it gives, "
+        "the weights will not be those of a run that was never left. Save its state: state() of the "
+        "task, run.register in a loop."
+    )
+
+
 def _short(hook: str) -> str:
     """Return the table and the name of a hook, without its code."""
     return " ".join(hook.split()[:2])

@@ -9,7 +9,10 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from decimal import Decimal
+from fractions import Fraction
 from functools import cached_property, lru_cache, partial
+from pathlib import Path
 from types import BuiltinFunctionType, CodeType, FunctionType, MethodType
 from typing import Any
 
@@ -17,9 +20,23 @@ import numpy as np
 import torch
 
 from paceline.strategies.guards.reached import is_users
+from paceline.training.attribute_holders import made_of, parts_of
 from paceline.training.by_value import Payload, pack
 
-_PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device)
+_PLAIN = (
+    bool,
+    int,
+    float,
+    complex,
+    str,
+    bytes,
+    type(None),
+    torch.dtype,
+    torch.device,
+    Fraction,
+    Decimal,
+    type(Path()),
+)
 _TABLES = (tuple, list, dict, set, frozenset)
 _MOST, _DEEPEST = 1000, 8
 """How many values a table may hold, tables in it included; a longer one is data."""
@@ -52,6 +69,14 @@ class Unordered:
     members: list[Any]
 
 
+@dataclass(frozen=True)
+class Holding:
+    """Stands for what holds plain values in a class of its own."""
+
+    kind: str
+    parts: tuple[Any, ...]
+
+
 class _OtherError(Exception):
     """What is copied holds something that is not compared."""
 
@@ -67,24 +92,32 @@ def copied(value: Any) -> tuple[Any] | None:
 def opened(copy: Any) -> Any:
     """Return the value that a copy was made of."""
     if isinstance(copy, FunctionCopy):
-        if copy.payload is None:
-            raise ValueError(f"{copy.name} cannot travel")
-        return copy.payload.open()
+        return _looked_up(copy)
     if isinstance(copy, Unordered):
         return copy.kind(map(opened, copy.members))
     if isinstance(copy, tuple | list):
         return type(copy)(map(opened, copy))
     if isinstance(copy, dict):
-        return {name: opened(one) for name, one in copy.items()}
+        return {opened(name): opened(one) for name, one in copy.items()}
+    if isinstance(copy, Holding):
+        return made_of(copy.kind, [opened(one) for one in copy.parts])
     return copy
+
+
+def _looked_up(copy: FunctionCopy) -> Any:
+    if isinstance(kind := getattr(copy, "value", None), type):
+        return kind  # itself, not one that is made again of its code
+    if copy.payload is None:
+        raise ValueError(f"{copy.name} cannot travel")
+    return copy.payload.open()
 
 
 def held_back(copy: Any) -> FunctionCopy | None:
     """Return the first function in a copy that cannot be handed to another process."""
     if isinstance(copy, FunctionCopy):
         return copy if copy.payload is None else None
-    if isinstance(copy, Unordered):
-        copy = copy.members
+    if isinstance(copy, Unordered | Holding):
+        copy = copy.members if isinstance(copy, Unordered) else copy.parts
     members = copy.values() if isinstance(copy, dict) else copy if isinstance(copy, tuple | list) else ()
     return next((found for one in members if (found := held_back(one)) is not None), None)
 
@@ -98,7 +131,12 @@ def same(copy: Any, other: Any) -> bool:
 
 def shown(copy: Any) -> str:
     """Return a copy as a message names it."""
-    return copy.name if isinstance(copy, FunctionCopy) else f"{copy!r:.60}"
+    if isinstance(copy, FunctionCopy):
+        return copy.name
+    try:
+        return f"{opened(copy)!r:.60}"
+    except (LookupError, TypeError, ValueError):
+        return f"{copy!r:.60}"
 
 
 def described(function: Any) -> str:
@@ -133,16 +171,31 @@ def _copied(value: Any, depth: int, left: Iterator[int]) -> Any:
         return value
     if kind in _TABLES:
         if kind is dict:
-            if any(type(name) not in _PLAIN for name in value):
-                raise _OtherError
-            return {name: _copied(one, depth - 1, left) for name, one in value.items()}
+            return {
+                name if type(name) in _PLAIN else _key(name, depth, left): _copied(one, depth - 1, left)
+                for name, one in value.items()
+            }
         members = [_copied(one, depth - 1, left) for one in value]
         if kind in (set, frozenset):
             return Unordered(kind, sorted(members, key=repr))
         return kind(members)
-    if isinstance(value, FunctionType | MethodType | BuiltinFunctionType | type) and not _is_others(value):
+    if (holder := parts_of(value)) is not None:
+        return Holding(holder[0], tuple(_copied(one, depth - 1, left) for one in holder[1]))
+    if isinstance(
+        value, FunctionType | MethodType | BuiltinFunctionType | np.ufunc | type
+    ) and not _is_others(value):
         return _named(value)
     raise _OtherError
+
+
+def _key(name: Any, depth: int, left: Iterator[int]) -> Any:
+    """Return the copy of a table's key, which is one again: an equal tuple or member of an enum."""
+    copy = _copied(name, depth - 1, left)
+    try:
+        hash(copy)
+    except TypeError:
+        raise _OtherError from None
+    return copy
 
 
 def _is_others(value: Any) -> bool:
@@ -158,6 +211,8 @@ def _named(value: Any) -> FunctionCopy:
 def known(value: Any) -> tuple[str, str]:
     """Return a function's full name, and what stands for its code."""
     inner = value.__func__ if isinstance(value, MethodType) else value
+    if isinstance(inner, np.ufunc):
+        return f"numpy.{inner.__name__}", ""
     owner = getattr(inner, "__module__", None) or "torch"
     return f"{owner}.{getattr(inner, '__qualname__', type(inner).__name__)}", _digest(inner)
 

@@ -15,7 +15,7 @@ from paceline.state.optimizer_state import set_options
 from paceline.strategies.base import Exactness
 from paceline.strategies.replica import Replica
 from paceline.training import folder, resuming
-from paceline.training.changed_attributes import Then
+from paceline.training.attribute_changes import Then
 from paceline.training.core import EngineCore
 from paceline.training.description import new_receipt
 from paceline.training.frozen import KEY as FROZEN

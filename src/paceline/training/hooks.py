@@ -81,15 +81,16 @@ class Hooks:
         self._calls += 1
         looks = self._calls & (self._calls - 1) == 0
         marks = self._marks()
-        before = marks.note(), options_of(state.replica.optimizer)
+        before, options = marks.note(), options_of(state.replica.optimizer)
         values = checksums(state.replica) if looks else None  # torch does not count what goes through .data
         with seeds.preserved():
             seeds.seed_everything(seeds.derive(state.options.seed, "hook", name, state.position.number))
             hook(info)
         self._declared.check()
-        after = marks.note(), options_of(state.replica.optimizer)
-        written = before[0] != after[0] or (values is not None and values != checksums(state.replica))
-        if written or not same_options(before[1], after[1]):
+        # Of tensors alone: a layer without any may take the place of another.
+        written = not before.hold(marks.note().tensors)
+        written = written or (values is not None and values != checksums(state.replica))
+        if written or not same_options(options, options_of(state.replica.optimizer)):
             what = "weights or buffers of the model" if written else "options of the optimizer"
             raise InputError(
                 f"{type(self._task).__name__}.{name} changed {what}, and a worker that missed the end of a step would do so a "

@@ -24,7 +24,7 @@ from paceline.strategies.precision import Precision
 from paceline.strategies.replica import Replica
 from paceline.strategies.structure import Structure
 from paceline.training import resuming
-from paceline.training.changed_attributes import Then
+from paceline.training.attribute_changes import Then
 from paceline.training.checks.same_model import made_alike
 from paceline.training.core import EngineCore
 from paceline.training.frozen import KEY as FROZEN

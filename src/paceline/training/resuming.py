@@ -19,7 +19,7 @@ from paceline.observe import CheckpointDamaged, Event
 from paceline.recovery.position import Position
 from paceline.state.chunks import MODEL, ChunkBounds, TensorMeta
 from paceline.strategies.replica import Replica
-from paceline.training.changed_attributes import Then, read_saved
+from paceline.training.attribute_changes import Then, read_saved
 from paceline.training.checks.epoch_starts import KEY as STREAM
 from paceline.training.folder import CHECKPOINTS
 from paceline.training.options import RunOptions

@@ -266,9 +266,7 @@ class Stepping:
         if self.core.loop.hidden.watches or self.core.loop.hidden.remarks:
             for text in self.core.loop.hidden.check(step.number, several=state.world.size > 1):
                 state.emit(Note(text=text))
-        if self.core.changed.awaited:
-            for text in self.core.changed.unmade(state.replica.model, state.task):
-                state.emit(Note(text=text))
+        self.core.changed.after_passes(state.replica.model, state.task)
         if self.saving.saver is not None:
             self.saving.saver.poll()
         self.core.journal.step(step, state.position)
@@ -295,6 +293,10 @@ class Stepping:
         step.end()
         if step.again:
             self.core.recovery.end_body(step.body)
+        else:
+            state = self.core.state
+            for text in self.core.changed.after_step(state.replica.model, state.task):
+                state.emit(Note(text=text))
         if self.core.state.task is None:
             if not self._schedules_seen:
                 self._schedules_seen = True

@@ -98,6 +98,14 @@ class Writing(Followed):
             next(self.made.parameters()).mul_(0.5)
 
 
+class Replacing(Writing):
+    """Puts a layer without weights in the place of another in a hook."""
+
+    def on_step(self, info: paceline.StepInfo) -> None:
+        if info.number == 2:
+            self.made[1] = nn.ReLU()  # type: ignore[index,operator]
+
+
 class Setting(Followed):
     """Sets an attribute that the run has taken over, in one of its methods."""
 

@@ -135,6 +135,11 @@ def test_a_hook_that_writes_to_the_weights_is_refused(tmp_path: Path) -> None:
     assert [one["step"] for one in events if one["kind"] == "step"] == [1]
 
 
+def test_a_hook_may_replace_a_layer_without_weights(tmp_path: Path) -> None:
+    ((result, *_),) = follow(tmp_path, "single", 1, task="Replacing", steps=3)
+    assert result["steps"] == 3
+
+
 @pytest.mark.parametrize(
     ("where", "attribute", "value", "strategy"),
     [

@@ -47,6 +47,9 @@ def test_what_was_made_inside_of_a_function_is_known_and_not_handed_on():
     assert held_back(copied({"log": [].append})[0]) is not None
 
 
-@pytest.mark.parametrize("value", [torch.ones(2), {"a": object()}, list(range(2000)), {object: 1}])
+@pytest.mark.parametrize(
+    "value",
+    [torch.ones(2000), torch.ones(2, requires_grad=True), {"a": object()}, list(range(2000)), {object(): 1}],
+)
 def test_other_things_are_not_looked_at(value):
     assert copied(value) is None
