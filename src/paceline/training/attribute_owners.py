@@ -119,8 +119,11 @@ def put(owner: Any, attribute: str, copy: Any, table: Any) -> None:
 def _set(owner: Any, attribute: str, value: Any) -> None:
     try:
         setattr(owner, attribute, value)
-    except AttributeError:  # a frozen dataclass
-        object.__setattr__(owner, attribute, value)
+    except Exception:  # noqa: BLE001  (a frozen dataclass, or a setter that compares with what is not set yet)
+        if hasattr(owner, "__dict__"):
+            vars(owner)[attribute] = value
+        else:
+            object.__setattr__(owner, attribute, value)
 
 
 def set_changes(owners: Mapping[str, Any], changes: Mapping[Key, tuple[Any, Any]]) -> None:
@@ -153,5 +156,11 @@ def refilled(there: Any, value: Any, seen: dict[int, Any]) -> Any:
     elif there.shape != value.shape or there.dtype != value.dtype:
         return value
     else:
-        there[...] = value
+        try:
+            there[...] = value
+        except (
+            RuntimeError,
+            ValueError,
+        ):  # it may not be written to: an array that is locked, a tensor of inference mode
+            return value
     return there

@@ -10,7 +10,7 @@ one that goes on from a checkpoint what there was where that was saved.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -32,9 +32,10 @@ from paceline.training.attribute_owners import (
 from paceline.training.attribute_refusals import KIND, Key, check_alike, check_set_back, used
 from paceline.training.attribute_values import held_back, same, shown
 from paceline.training.awaited_attributes import Awaited
-from paceline.training.held_objects import HELD, StartObjects, is_from_clock, is_log
+from paceline.training.held_objects import HELD, is_from_clock, is_log
 from paceline.training.lazily_made import LazilyMade
 from paceline.training.saved_attributes import ABSENT, AnObjectsError, encoded
+from paceline.training.start_objects import StartObjects, holds_values
 from paceline.world import World, all_gather_object
 
 _Told = tuple[bool, Changes, dict[int, Then]]
@@ -50,7 +51,7 @@ class ChangedAttributes:
         """What held something that is not compared when the steps began."""
         self._held: dict[str, type] = {}
         """The objects that modules and task held then, by the names of their owners."""
-        self._objects = StartObjects({})
+        self._objects = StartObjects({}, {})
         self._tables: dict[Key, Any] = {}
         """The tables that attributes held then, which others may hold too."""
         self._kept: Changes = {}
@@ -69,7 +70,11 @@ class ChangedAttributes:
             self._held = {name: type(one) for name, one in owners.items() if HELD in name}
             found, objects = read_all(owners)
             self._tables = {key: one for key, one in tables_of(owners).items() if key in found}
-            self._began, self._others, self._objects = found, frozenset(objects), StartObjects(objects)
+            self._began, self._others, self._objects = (
+                found,
+                frozenset(objects),
+                StartObjects(owners, objects),
+            )
             self._lazy.begin(found, objects)
 
     def keep(self, model: nn.Module, task: Task | None) -> None:
@@ -236,14 +241,27 @@ class ChangedAttributes:
     # In a checkpoint.
 
     def to_save(
-        self, world: World, model: nn.Module, task: Task | None, *, computes: bool
+        self,
+        world: World,
+        model: nn.Module,
+        task: Task | None,
+        *,
+        computes: bool,
+        registered: Collection[object] = (),
     ) -> dict[str, Any] | None:
-        """Return what a checkpoint holds of what all have changed alike; every worker of the group calls it."""
+        """Return what a checkpoint holds of what all have changed alike; every worker of the group calls it.
+
+        Objects that are `registered` are saved by their own state.
+        """
         began, rows = self._began or {}, dict[Key, Any]()
         owners = self._owners(model, task) if computes and began else {}
         found, objects = read_all(owners)
         then = self._then(owners, found, objects) if owners else Then({})
         left, moved = self._left(owners, found, objects), self._objects.used(objects)
+        moved |= {key for key in left if holds_values(objects.get(key))}  # which no start counts again
+        ids = set(map(id, registered))
+        saved = {key for key in left | moved if _is_in(ids, owners.get(key[0]), objects.get(key))}
+        left, moved = left - moved - saved, moved - saved
         made, companions, beside = {name for name, _ in began}, self._lazy.companions(), list[Any]()
         for key, (was, now) in then.changes.items():
             if key[1] in MADE and was == ABSENT and key[0] in made:
@@ -343,10 +361,17 @@ class ChangedAttributes:
         owners = self._owners(model, task)
         found, objects = read_all(owners)
         self._lazy.look(owners, found, objects, ends=True)
+        self._objects.add(objects)
         awaited, self._awaited = self._awaited, Awaited()
         texts = awaited.notes(owners, (found, objects), self._lazy)
         self._lazy.fresh = {}, {}
         return texts
+
+
+def _is_in(ids: Collection[int], owner: Any, value: Any) -> bool:
+    """Return whether an attribute's value, what it belongs to or what it holds is one of these objects."""
+    held = value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else ()
+    return bool(ids) and any(id(one) in ids for one in (owner, value, *held))
 
 
 def _named(copy: Any) -> str:

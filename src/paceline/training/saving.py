@@ -221,7 +221,13 @@ class Saving:
             if (began := state.epoch_starts.at(state.position)) is not None:
                 more[STREAM] = began
             computes = replica.placement.computes
-            changed = self.core.changed.to_save(world, replica.model, state.task, computes=computes)
+            changed = self.core.changed.to_save(
+                world,
+                replica.model,
+                state.task,
+                computes=computes,
+                registered=self.core.loop.registered.objects(),
+            )
             if changed is not None:
                 more[CHANGED] = changed
             return saver.save(

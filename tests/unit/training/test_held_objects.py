@@ -8,11 +8,13 @@ from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
 
 from paceline.task import Task
+from paceline.training import attribute_owners
 from paceline.training.attribute_changes import Then
 from paceline.training.changed_attributes import ChangedAttributes
 from paceline.world import alone
@@ -164,3 +166,89 @@ def test_an_attribute_that_names_another_table_leaves_the_first_as_it_is(back: b
         changed.go_on(alone(), net, task, then, 3, computes=True)
     assert task.stage == {"size": 1 + (not back)}
     assert task.stages == [{"size": 1}, {"size": 2}]
+
+
+class Average:
+    """Keeps a moving average of weights, too many of them for a checkpoint's table."""
+
+    def __init__(self) -> None:
+        self.shadow = {"w": torch.zeros(40, 40)}
+
+
+def told(change: Callable[[Any], None], first: Callable[[Any], None] = lambda _: None) -> set[str]:
+    """Return what a start is told of that goes on behind a change of the second step; `first` is done in each first step."""
+    task, net, changed = start()
+    task.average, task.layer, task.long, task.many, task.cache = (
+        Average(),
+        nn.BatchNorm1d(2000),
+        np.zeros(5000),
+        [0.5] * 999,
+        {},
+    )
+    changed = ChangedAttributes()
+    changed.begin(net, task)
+    first(task)
+    changed.after_passes(net, task)
+    assert not changed.after_step(net, task)
+    change(task)
+    task.options["rate"] = 2
+    found = saved(changed, net, task)
+    return {f"{attribute} of {name}" for name, attribute in found.used}
+
+
+def count_in_a_new_object(task: Any) -> None:
+    task.lazy = Schedule()
+
+
+CHANGES: dict[str, tuple[Callable[[Any], object], str]] = {
+    "a large average": (lambda task: task.average.shadow["w"].add_(1), "shadow of average of the task"),
+    "a layer beside the model": (lambda task: task.layer.running_mean.add_(1), "layer of the task"),
+    "a large array": (lambda task: task.long.__iadd__(1), "long of the task"),
+    "a large tensor": (lambda task: task.big.mul_(2), "big of the task"),
+    "a list that has grown long": (lambda task: task.many.extend([1.0, 2.0]), "many of the task"),
+    "an object in a table": (lambda task: task.cache.update(n=1, o=object()), "cache of the task"),
+    "an object of the first step": (lambda task: setattr(task.lazy, "rate", 0.5), "lazy of the task"),
+}
+
+
+@pytest.mark.parametrize("what", CHANGES)
+def test_what_is_too_large_or_too_deep_to_be_held_is_told_of(what: str) -> None:
+    change, name = CHANGES[what]
+    assert told(change, count_in_a_new_object) == {name}  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "first", [lambda _: None, lambda task: task.cache.update({3: torch.ones(3000)}), count_in_a_new_object]
+)
+def test_what_was_not_written_to_is_not_told_of(first: Callable[[Any], None]) -> None:
+    assert not told(lambda task: task.net.layer.weight.data.add_(1), first)
+
+
+def test_what_a_state_of_the_users_own_holds_is_not_told_of() -> None:
+    task, net, changed = start()
+    task.average = Average()
+    changed = ChangedAttributes()
+    changed.begin(net, task)
+    task.average.shadow["w"].add_(1)
+    task.big.mul_(2)
+    task.rng.random()
+    registered = [task.average, task.rng, {"big": task.big}]
+    entry = changed.to_save(alone(), net, task, computes=True, registered=registered[:2])
+    assert entry is not None
+    assert entry["used"] == [["the task", "big"]]
+
+
+def test_a_setter_that_raises_does_not_keep_a_value_from_coming_back() -> None:
+    class Locked:
+        def __init__(self) -> None:
+            vars(self)["rate"] = 1.0
+
+        def __setattr__(self, name: str, value: Any) -> None:
+            raise ValueError("frozen")
+
+    owner = Locked()
+    attribute_owners.put(owner, "rate", 0.5, None)
+    assert vars(owner)["rate"] == 0.5
+    locked = np.zeros(3)
+    locked.flags.writeable = False
+    assert attribute_owners.refilled(locked, np.ones(3), {}).tolist() == [1, 1, 1]
