@@ -67,6 +67,7 @@ class Calls:
         """Yield one `Step` for each optimizer step, from where the run stands to the end of this call."""
         state, history = self.core.state, self.core.history
         self.replay.take_back()
+        self.core.loop.guard.take_past_back()  # an iterator of the call before may be kept
         epochs, steps = read_ends(epochs, steps)
         check_clip(max_grad_norm)
         round_ = read_turns(turns, state.replica.optimizer, fresh=fresh_batches)
@@ -109,6 +110,7 @@ class Calls:
             history.went_back = False
             if phase == history.call:
                 self.core.loop.guard.apply = None
+                self.core.loop.guard.take_past_back()
             if state.open_call == phase:  # an iterator may be closed long after the next call began
                 state.open_call = None
                 then = {
@@ -295,6 +297,7 @@ class Calls:
         """Save what a loop did that was left with `break`; for whoever started the run, when its function has returned."""
         state, history = self.core.state, self.core.history
         self.replay.take_back()
+        self.core.loop.guard.take_past_back()
         if history.calls and not history.catches_up:
             self._check_taken_up()
             if self.core.loop.schedule is not None and (text := self.core.loop.schedule.note()) is not None:

@@ -10,8 +10,6 @@ from torch import Tensor
 from paceline.declared import CheckpointInfo, EpochInfo, EvalInfo, StepInfo
 from paceline.errors import InputError
 from paceline.state.optimizer_state import options_of, same_options
-from paceline.strategies.guards.absent import is_absent
-from paceline.strategies.guards.partial_update import Scope
 from paceline.strategies.replica import Replica
 from paceline.strategies.result import StepResult
 from paceline.task import Task
@@ -19,7 +17,7 @@ from paceline.training.checks.declared_values import DeclaredValues
 from paceline.training.state import RunState
 from paceline.training.user_loop.attempt import checksums
 from paceline.training.user_loop.marks import ModuleMarks
-from paceline.training.user_loop.stand_in import hiding
+from paceline.training.user_loop.stand_in import hiding, in_parts
 from paceline.world import seeds
 
 STEP, EPOCH, EVAL, CHECKPOINT = "on_step", "on_epoch", "on_eval", "on_checkpoint"
@@ -44,7 +42,7 @@ class Hooks:
 
     def step(self, result: StepResult, learning_rate: float | Tensor) -> None:
         """Call on_step, which the task has written; on a GPU this waits for the numbers of the step."""
-        position, placement = self._state.position, self._state.replica.placement
+        position = self._state.position
         info = StepInfo(
             number=position.number,
             epoch=position.epoch,
@@ -53,9 +51,7 @@ class Hooks:
             learning_rate=float(learning_rate),
             gradient_norm=None if result.norm is None else float(result.norm),
         )
-        # Who updates all of the model has all gradients.
-        parts = () if placement.scope is Scope.ALL else placement.model.parameters()
-        with hiding(one for one in parts if not is_absent(one)):
+        with hiding(in_parts(self._state.replica.placement)):
             self._call(self._task.on_step, info)
 
     def epoch(self, epoch: int, metrics: Mapping[str, float]) -> None:

@@ -290,6 +290,7 @@ class Step:
         result = self._recover() if self._broken else self._applied_or_again(action, *arguments)
         if self._seed_loop is not None:  # also where others finished the step, and nothing was updated here
             self._seed_loop("applied", self.number)
+            self._guard.hand_past_over()
         return result
 
     def _applied_or_again(self, action: Callable[..., StepResult], *arguments: Any) -> StepResult:
@@ -317,6 +318,7 @@ class Step:
         """Note that the loop has done with this step, or with an attempt at it."""
         self._ended = True
         self._guard.apply = None
+        self._guard.take_past_back()
         if self.attempt is None:
             return
         if not self.again:

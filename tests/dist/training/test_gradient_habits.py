@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import copy
+import io
+import pickle
 import re
 from typing import Any
 
@@ -13,6 +16,7 @@ from torch.utils.data import TensorDataset
 
 import paceline
 from paceline.errors import InputError
+from paceline.strategies.guards.no_gradient import NoGradient
 
 BEHIND = {
     "clip_grad_norm_": lambda model, _: nn.utils.clip_grad_norm_(model.parameters(), 0.5),
@@ -158,7 +162,7 @@ class Optimistic(torch.optim.Optimizer):
                 self.state[one]["before"] = one.grad
 
 
-def keeping(run: paceline.Run) -> tuple[str, list[Any]]:
+def keeping(run: paceline.Run, looks: bool = True) -> tuple[str, list[Any]]:
     """Look at the gradients of the step before: at the tensor, and at its data."""
     torch.manual_seed(0)
     made = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 1))
@@ -171,9 +175,8 @@ def keeping(run: paceline.Run) -> tuple[str, list[Any]]:
             step.backward(model(features).square().flatten())
         step.apply()
         found.append([one.tolist() for one in kept])
-        kept = [
-            part for one in model.parameters() if one.grad is not None for part in (one.grad, one.grad.data)
-        ]
+        seen = [one.grad for one in model.parameters() if looks and one.grad is not None]
+        kept = [part for one in seen for part in (one, one.data)]
     return run.weights_sha256(), found
 
 
@@ -181,7 +184,9 @@ def test_a_gradient_that_is_kept_is_not_written_over() -> None:
     alone = paceline.launch(keeping, shards=2, threads=1)[0]
     assert [*paceline.launch(keeping, workers=2, shards=2, threads=1)] == [alone, alone]
     sharded = {"strategy": "ddp", "shard_optimizer": True}
-    weights = {found[0] for found in paceline.launch(keeping, workers=2, shards=2, threads=1, **sharded)}
+    weights = {
+        found[0] for found in paceline.launch(keeping, False, workers=2, shards=2, threads=1, **sharded)
+    }
     assert weights == {alone[0]}
 
 
@@ -232,6 +237,82 @@ def test_a_hook_sees_gradients_where_they_are_whole_and_may_clear_them_anywhere(
     assert paceline.train(Looking(looks=True), workers=2, threads=1).weights_sha256 == alone
     for options in PARTS:
         assert paceline.train(Looking(looks=False), threads=1, **options).weights_sha256 == alone
+
+
+AFTER = {
+    "norm": lambda model: [float(one.grad.norm()) for one in model.parameters() if one.grad is not None],
+    "clip": lambda model: nn.utils.clip_grad_norm_(model.parameters(), 0.5),
+    "data": lambda model: [one.grad.data.sum() for one in model.parameters() if one.grad is not None],
+    "tested": lambda model: [one.grad is None for one in model.parameters()],
+    "counted": lambda model: [one.grad.numel() for one in model.parameters() if one.grad is not None],
+    "none": lambda model: [setattr(one, "grad", None) for one in model.parameters()],
+    "zero_grad": lambda model: model.zero_grad(),
+    "zeros": lambda model: model.zero_grad(set_to_none=False),
+    "state": lambda model: torch.save(model.state_dict(), io.BytesIO()),
+    "copy": copy.deepcopy,
+    "pickle": pickle.dumps,
+    "probe": lambda model: model(torch.ones(3, 4)).sum().backward(),
+    "own": lambda model: (
+        model.zero_grad(),
+        model(torch.ones(3, 4)).sum().backward(),
+        [float(one.grad.norm()) for one in model.parameters()],
+    ),
+}
+
+
+def look_after(run: paceline.Run, names: list[str]) -> list[tuple[str, str, bool]]:
+    """Train one model for each look at its gradients behind apply; return what was said, or the weights, and if any are left."""
+    found = []
+    for name in names:
+        own = paceline.Run(run.world, run._engine.state.options)
+        torch.manual_seed(0)
+        made = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 2))
+        model, _ = own.prepare(made, torch.optim.SGD(made.parameters(), lr=0.1, momentum=0.9))
+        rows = TensorDataset(torch.randn(16, 4, generator=torch.Generator().manual_seed(1)))
+        try:
+            for step in own.steps(rows, batch_size=8, epochs=1):
+                if own._engine.state.options.strategy == "pp":
+                    step.compute(lambda model, batch: paceline.Loss.mean(model(batch[0]).square().sum(1)))
+                else:
+                    for (features,) in step:
+                        step.backward(model(features).square().sum(1))
+                    step.apply()
+                AFTER[name](model)
+                own.evaluate(rows, lambda model, batch: {"m": paceline.Mean(model(batch[0]).sum(), 16)})
+            said = own.weights_sha256()
+        except Exception as error:  # noqa: BLE001
+            said = str(error)
+        found.append((name, said, any(isinstance(one.grad, NoGradient) for one in model.parameters())))
+        run.world.comm.barrier()
+        own._engine.state.replica.abandon()
+    return found
+
+
+SPLIT: list[dict[str, Any]] = [*PARTS, {"strategy": "tp", "workers": 2}]
+LOOKS = ["norm", "clip", "data"]
+CLEARING = ["none", "tested", "counted", "zero_grad", "zeros", "state"]
+
+
+@pytest.mark.parametrize("options", SPLIT)
+def test_a_part_of_the_gradients_is_not_read_behind_apply_and_may_be_cleared(options: dict[str, Any]) -> None:
+    names = [*CLEARING, *LOOKS]
+    if options.get("shard_optimizer"):
+        names += ["copy", "pickle", "probe", "own"]
+    elif options["strategy"] in ("pp", "ps"):  # one run in a launch
+        names = ["norm"]
+    for found in paceline.launch(look_after, names, shards=2, threads=1, **options):
+        for name, said, left in found:
+            assert not left, name
+            if name in LOOKS:
+                assert re.search("used gradients behind step.apply|of the model is used", said), (name, said)
+            else:
+                assert said == found[0][1], name
+
+
+def test_gradients_are_read_behind_apply_where_they_are_whole() -> None:
+    alone = paceline.launch(look_after, [*AFTER], shards=2, threads=1)[0]
+    assert [*paceline.launch(look_after, [*AFTER], workers=2, shards=2, threads=1)] == [alone] * 2
+    assert len({said for _, said, _ in alone}) == 1
 
 
 class Kept(paceline.Task):

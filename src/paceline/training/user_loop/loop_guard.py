@@ -24,7 +24,7 @@ from paceline.strategies.guards.no_gradient import NoGradient
 from paceline.strategies.guards.option_texts import OptionTexts
 from paceline.strategies.in_turns.optimizers import Optimizers, each_of
 from paceline.strategies.replica import Replica
-from paceline.training.user_loop.stand_in import EarlySum, StandIn
+from paceline.training.user_loop.stand_in import EarlySum, PastSum, StandIn, in_parts
 
 _GRADIENT = attrgetter("grad")
 _MARK = "stands_for_apply"
@@ -147,6 +147,18 @@ class LoopGuard:
                 "every strategy are they the sums there. Clip with step.apply(max_grad_norm=1.0); for other work use "
                 "optimizer.register_step_pre_hook under single, dp or ddp, where it sees the gradient that the update takes."
             )
+
+    def hand_past_over(self) -> None:
+        """Have the loop see none of the gradients of a step that is applied, where this worker has a part of them."""
+        if self._replica is not None:
+            self._hide(in_parts(self._replica.placement), PastSum)
+
+    def take_past_back(self) -> None:
+        """Put them back, other than those that the loop has cleared or replaced: the next step begins, or none does."""
+        hidden, self._hidden = self._hidden, []
+        for leaf, gradient, stand_in in hidden:
+            if leaf.grad is stand_in:
+                leaf.grad = gradient
 
     def leave_group(self) -> None:
         """Know that the gradients of a step count for nothing, and have the loop see none of them."""

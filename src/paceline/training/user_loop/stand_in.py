@@ -8,12 +8,26 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from typing import NoReturn
+from typing import Any, NoReturn
 
+import torch
 from torch import Tensor
 
+from paceline.compat.tensors import no_torch_function
 from paceline.errors import InputError
+from paceline.strategies.guards.absent import is_absent
 from paceline.strategies.guards.no_gradient import NoGradient
+from paceline.strategies.guards.partial_update import Scope
+from paceline.strategies.placement import Placement
+
+_METADATA = frozenset(
+    {
+        getattr(Tensor, name).__get__
+        for name in ("grad_fn", "requires_grad", "is_sparse", "device", "dtype", "shape")
+    }
+) | {Tensor.numel, Tensor.size, Tensor.dim, Tensor.is_floating_point, Tensor.is_complex}
+_CLEARING = frozenset({Tensor.zero_, Tensor.detach_, Tensor.requires_grad_, torch._foreach_zero_})
+"""What zero_grad(set_to_none=False) does."""
 
 
 class StandIn(NoGradient):
@@ -42,6 +56,40 @@ class HookStandIn(NoGradient):
             "the workers, or on servers, and each worker would compute something else. With max_grad_norm the norm is "
             "info.gradient_norm; for other work use --strategy single, dp or ddp."
         )
+
+
+class PastSum(NoGradient):
+    """Stands in the place of gradients that a loop sees a part of, or none, once the step is applied."""
+
+    @staticmethod
+    def refuse_use() -> NoReturn:
+        """Raise for a loop that works with them."""
+        raise InputError(
+            "the loop used gradients behind step.apply(), and with this strategy they are not whole in .grad there: they lie in "
+            "parts on the workers, or on servers, and each worker would compute something else. With max_grad_norm the norm is "
+            "step.result.norm; before a backward() of your own call model.zero_grad(); for other work use single, dp or ddp "
+            "without --shard-optimizer."
+        )
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Refuse what the loop calls, other than to clear it or to count its bytes."""
+        if func in _METADATA:
+            with no_torch_function():
+                return func(*args, **kwargs or {})
+        return args[0] if func in _CLEARING else cls.refuse_use()
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
+        """Take what a backward pass of the loop's own adds on the way to another gradient: nobody reads the sum."""
+        return args[0] if func is torch.ops.aten.add_.Tensor else cls.refuse_use()
+
+
+def in_parts(placement: Placement) -> list[Tensor]:
+    """Return the parameters whose gradients this worker does not have as a whole behind an update."""
+    # Who updates all of the model has all gradients.
+    parts = () if placement.scope is Scope.ALL else placement.model.parameters()
+    return [one for one in parts if not is_absent(one)]
 
 
 @contextmanager
