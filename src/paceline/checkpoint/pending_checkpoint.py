@@ -17,13 +17,15 @@ from typing import Any
 
 from torch import Tensor
 
-from paceline.checkpoint.durable import remove, sync, sync_and_hash
+from paceline.checkpoint.durable import disk_fault, remove, sync, sync_and_hash
 from paceline.checkpoint.extra_state import write_extra_state
 from paceline.checkpoint.file_record import FileRecord
 from paceline.checkpoint.formats import FORMATS, WRITTEN
 from paceline.checkpoint.manifest import EXTRA_STATE
 from paceline.errors import CheckpointError, DiskFaultError
 from paceline.world import fault_points
+
+_ERRNO = ".errno-"
 
 
 @dataclass(frozen=True)
@@ -91,9 +93,12 @@ class PendingCheckpoint:
             self._leave(number, content)
         except FileNotFoundError:
             return  # the folder is gone: the save was given up
-        except OSError:
-            # No room for a word either: whoever waits for it must not wait for ever.
-            remove(self.partial)
+        except OSError as error:
+            try:
+                # No room for words either: the name of an empty file says why.
+                (self.partial / f"part-{number}{_ERRNO}{error.errno}").touch()
+            except OSError:
+                remove(self.partial)  # whoever waits for it must not wait for ever
 
     def _leave(self, number: int, content: dict[str, Any]) -> None:
         hidden = self.partial / f".part-{number}.json"
@@ -108,6 +113,9 @@ class PendingCheckpoint:
         """Return the parts that are on the disk; raise what a writer says went wrong."""
         found = {}
         for name in os.listdir(self.partial):  # noqa: PTH208  (asks a network disk anew, where exists() may not)
+            if name.startswith("part-") and _ERRNO in name:
+                number = int(name.partition(_ERRNO)[2])
+                raise DiskFaultError(disk_fault(OSError(number, os.strerror(number)), self.final))
             if name.startswith("part-") and name.endswith(".json"):
                 content = json.loads((self.partial / name).read_bytes())
                 if "fault" in content:
