@@ -9,7 +9,7 @@ from torch.distributed import DistError
 from paceline.errors import InputError
 from paceline.world import World
 from paceline.world.base import Comm
-from paceline.world.words import forget, hear, tell
+from paceline.world.words import NEVER, forget, hear, tell
 
 SLACK = 0.8
 """Waited for less long than a verdict on a hang takes: a strategy that gathers weights in the forward pass waits there for this
@@ -27,9 +27,10 @@ def check_same_call(world: World, called: str) -> None:
     mine = f"rank {world.rank} called {called}()"
 
     def late(rank: int, when: str) -> InputError:
+        slow = "" if when == NEVER else " Where that worker is only slow, raise the hang timeout."
         return InputError(
             f"{mine}, and rank {rank} has not {when}. All workers must call it, at the same place of the loop: "
-            "take it out of `if run.world.is_first`, and print there. Where that worker is only slow, raise the hang timeout."
+            f"take it out of `if run.world.is_first`, and print there.{slow}"
         )
 
     try:

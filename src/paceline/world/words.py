@@ -17,6 +17,8 @@ from paceline.world.world import World
 SLACK = 1.25
 """Waited for longer than a verdict on a hang takes: one that is slow or stuck is judged as ever, and then this wait is broken."""
 _POLL_S = 0.002
+NEVER = "and never will: its function has ended"
+"""When one says nothing that has nothing more to say."""
 
 
 def tell(world: World, key: str, word: str) -> None:
@@ -62,7 +64,7 @@ def hear(
                 world.interruption.check()
                 world.status_page.touch()
                 if store.check([f"{_returned(world)}/{rank}"]) and not store.check([f"{key}/{rank}"]):
-                    raise late(rank, "and never will: its function has ended")
+                    raise late(rank, NEVER)
                 if time.monotonic() > limit:
                     raise late(rank, f"{limit_s:g} s later")
                 time.sleep(_POLL_S)
