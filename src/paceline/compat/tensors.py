@@ -66,3 +66,7 @@ def same_memory(one: Tensor, other: Tensor) -> bool:
         storage_key(one.untyped_storage()) == storage_key(other.untyped_storage())
         and one.storage_offset() == other.storage_offset()
     )
+
+
+has_compatible_memory: Callable[[Tensor, Tensor], bool] = torch._has_compatible_shallow_copy_type
+"""Return whether `.data` of one tensor can become that of another."""

@@ -240,6 +240,7 @@ def test_a_hook_sees_gradients_where_they_are_whole_and_may_clear_them_anywhere(
 
 
 AFTER = {
+    "moved": lambda model: (model.to("cpu"), model.float()),
     "norm": lambda model: [float(one.grad.norm()) for one in model.parameters() if one.grad is not None],
     "clip": lambda model: nn.utils.clip_grad_norm_(model.parameters(), 0.5),
     "data": lambda model: [one.grad.data.sum() for one in model.parameters() if one.grad is not None],
@@ -297,7 +298,7 @@ CLEARING = ["none", "tested", "counted", "zero_grad", "zeros", "state"]
 def test_a_part_of_the_gradients_is_not_read_behind_apply_and_may_be_cleared(options: dict[str, Any]) -> None:
     names = [*CLEARING, *LOOKS]
     if options.get("shard_optimizer"):
-        names += ["copy", "pickle", "probe", "own"]
+        names += ["copy", "pickle", "probe", "own", "moved"]
     elif options["strategy"] in ("pp", "ps"):  # one run in a launch
         names = ["norm"]
     for found in paceline.launch(look_after, names, shards=2, threads=1, **options):

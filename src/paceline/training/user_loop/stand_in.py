@@ -13,7 +13,7 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor
 
-from paceline.compat.tensors import no_torch_function
+from paceline.compat.tensors import has_compatible_memory, no_torch_function
 from paceline.errors import InputError
 from paceline.strategies.guards.absent import is_absent
 from paceline.strategies.guards.no_gradient import NoGradient
@@ -28,6 +28,10 @@ _METADATA = frozenset(
 ) | {Tensor.numel, Tensor.size, Tensor.dim, Tensor.is_floating_point, Tensor.is_complex}
 _CLEARING = frozenset({Tensor.zero_, Tensor.detach_, Tensor.requires_grad_, torch._foreach_zero_})
 """What zero_grad(set_to_none=False) does."""
+_MOVING = frozenset(
+    {Tensor.to, Tensor.cpu, Tensor.cuda, Tensor.float, Tensor.double, Tensor.half, Tensor.bfloat16}
+) | {Tensor.data.__set__}  # type: ignore[attr-defined]
+"""What `model.to(device)` does to gradients that it meets; most often the model is there."""
 
 
 class StandIn(NoGradient):
@@ -77,7 +81,9 @@ class PastSum(NoGradient):
         if func in _METADATA:
             with no_torch_function():
                 return func(*args, **kwargs or {})
-        return args[0] if func in _CLEARING else cls.refuse_use()
+        if func is has_compatible_memory:
+            return True
+        return args[0] if func in _CLEARING | _MOVING else cls.refuse_use()
 
     @classmethod
     def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
