@@ -10,6 +10,7 @@ from torch.utils._foreach_utils import _group_tensors_by_device_and_dtype
 add_ = torch._foreach_add_
 mul_ = torch._foreach_mul_
 copy_ = torch._foreach_copy_
+zero_ = torch._foreach_zero_
 norm = torch._foreach_norm
 """Return the norm of each tensor, to the bit as `torch.nn.utils.clip_grad_norm_` takes it."""
 chunk_cat: Callable[..., torch.Tensor] = torch._chunk_cat

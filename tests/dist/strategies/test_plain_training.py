@@ -247,8 +247,11 @@ def test_plain_training_is_refused_where_nothing_would_be_trained(
     strategy: str, workers: int, names: list[tuple[str, str]], options: dict[str, Any]
 ) -> None:
     for found in launch(strategy, workers, names, **options):
-        assert {name: said for name, said in found.items() if "outside of a step" not in said} == {}
-        assert [said for said in found.values() if "\n" in said or "step.backward(losses)" not in said] == []
+        for name, said in found.items():
+            # What a pass leaves in .grad behind an update is looked at before the pass is.
+            outside = "outside of a step" in said and "step.backward(losses)" in said
+            assert outside or "the loop used gradients behind step.apply()" in said, (name, said)
+            assert "\n" not in said, name
 
 
 def test_a_pass_whose_gradients_nobody_uses_changes_nothing() -> None:

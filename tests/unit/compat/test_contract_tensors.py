@@ -139,6 +139,15 @@ def test_writes_are_counted() -> None:
     assert write_count(one) == before + 1
 
 
+@leans_on("torch._has_compatible_shallow_copy_type")
+def test_data_of_a_tensor_becomes_that_of_one_of_its_kind() -> None:
+    from paceline.compat.tensors import has_compatible_memory
+
+    one = torch.ones(1)
+    assert has_compatible_memory(one, one.double())
+    assert not has_compatible_memory(one, one.to_sparse())
+
+
 @leans_on("torch.Tensor._backward_hooks", "torch.Tensor._post_accumulate_grad_hooks")
 def test_hooks_of_a_tensor_are_seen_and_shared() -> None:
     from paceline.compat import tensors
@@ -195,6 +204,25 @@ def test_parts_of_a_sparse_tensor_that_is_not_coalesced() -> None:
         torch.sparse_coo_tensor([[1, 1]], [2.0, 3.0], (3,), check_invariants=False)
     )
     assert (indices.tolist(), values.tolist()) == ([[1, 1]], [2, 3])
+
+
+@leans_on("torch._foreach_zero_")
+def test_zero_grad_zeroes_gradients_as_one_list() -> None:
+    from paceline.compat import foreach
+
+    model, seen = nn.Linear(2, 2), list[Any]()
+
+    class Watched(torch.overrides.TorchFunctionMode):
+        def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            seen.append(func)
+            return func(*args, **kwargs or {})
+
+    for one in model.parameters():
+        one.grad = torch.ones_like(one)
+    with Watched():
+        torch.optim.SGD(model.parameters(), lr=1.0, foreach=True).zero_grad(set_to_none=False)
+    assert foreach.zero_ in seen
+    assert all(one.grad is not None and not one.grad.any() for one in model.parameters())
 
 
 @leans_on("torch._foreach_add_", "torch._foreach_mul_", "torch._foreach_copy_", "torch._foreach_norm")

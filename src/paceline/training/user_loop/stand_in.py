@@ -13,6 +13,7 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor
 
+from paceline.compat import foreach
 from paceline.compat.tensors import has_compatible_memory, no_torch_function
 from paceline.errors import InputError
 from paceline.strategies.guards.absent import is_absent
@@ -26,7 +27,7 @@ _METADATA = frozenset(
         for name in ("grad_fn", "requires_grad", "is_sparse", "device", "dtype", "shape")
     }
 ) | {Tensor.numel, Tensor.size, Tensor.dim, Tensor.is_floating_point, Tensor.is_complex}
-_CLEARING = frozenset({Tensor.zero_, Tensor.detach_, Tensor.requires_grad_, torch._foreach_zero_})
+_CLEARING = frozenset({Tensor.zero_, Tensor.detach_, Tensor.requires_grad_, foreach.zero_})
 """What zero_grad(set_to_none=False) does."""
 _MOVING = frozenset(
     {Tensor.to, Tensor.cpu, Tensor.cuda, Tensor.float, Tensor.double, Tensor.half, Tensor.bfloat16}
