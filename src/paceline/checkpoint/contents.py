@@ -65,6 +65,11 @@ class Contents:
         """Whether this worker writes everything: servers, which hold everything, are not the first."""
         return len(self.plan.writers) == 1 and self.plan.tensors.keys() <= self.tensors.keys()
 
+    @property
+    def nbytes(self) -> int:
+        """How many bytes this worker writes of tensors."""
+        return sum(one.numel() * one.element_size() for one in self.tensors.values())
+
     def fingerprint(self, folder: Path) -> str:
         """Return the sha256 of the weights, whose parts are all written into a folder."""
         if self.is_whole:

@@ -49,6 +49,10 @@ class Found:
         return StoredTensors(self.path, self.manifest)
 
 
+_LARGE = 16 << 20
+"""From how many bytes on the weights are hashed beside the writing."""
+
+
 class Checkpoints:
     """The `checkpoints/` folder of one run; any number read, and a second writer of the same run does no harm."""
 
@@ -90,7 +94,8 @@ class Checkpoints:
 
     def _write_once(self, pending: PendingCheckpoint, contents: Contents) -> str:
         self.open(pending)
-        early = Background(lambda _: contents.fingerprint_in_memory()) if contents.is_whole else None
+        beside = contents.is_whole and contents.nbytes > _LARGE
+        early = Background(lambda _: contents.fingerprint_in_memory()) if beside else None
         try:
             record = pending.write_part(0, contents.tensors)
             sync(pending.part(0))
